@@ -5,10 +5,11 @@
 package engine
 
 import (
-	"context"
 	"fmt"
+	"log/slog"
 
 	cerrdefs "github.com/containerd/errdefs"
+	"github.com/docker/go-units"
 )
 
 // Filters are Docker's list filters: name, then the set of values. All values of one name are or-ed (labels are
@@ -20,4 +21,49 @@ func NotBuilt(what string) error {
 	return fmt.Errorf("%s is not supported by kiri yet: %w", what, cerrdefs.ErrNotImplemented)
 }
 
-var _ = context.Background
+// Config is everything the daemon's flags and daemon.json may set.
+type Config struct {
+	DataRoot  string // durable state
+	ExecRoot  string // state until reboot: sockets, the agent's state files
+	InitPath  string // the kiri-init binary
+	Version   string // of kiri, told by version and info
+	GitCommit string
+	BuildTime string
+	Log       *slog.Logger // nil discards
+
+	Debug       bool // told by info only
+	LiveRestore bool // Close leaves containers running
+
+	ShutdownTimeout int // seconds that Close gives a container without a stop timeout of its own; 0 is 15, as dockerd
+
+	Bridge string // interface name of the default bridge; "" is kiri's default
+	BIP    string // the bridge's own address in CIDR form, from which its subnet follows; "" chooses one
+	MTU    int    // of the default bridge; 0 is 1500
+
+	DNS        []string
+	DNSSearch  []string
+	DNSOptions []string
+
+	InsecureRegistries []string
+	RegistryMirrors    []string
+
+	DefaultUlimits        map[string]*units.Ulimit
+	DefaultShmSize        int64 // bytes; 0 is 64 MiB
+	DefaultIpcMode        string
+	DefaultCgroupnsMode   string
+	DefaultAddressPools   []AddressPool
+	CgroupParent          string
+	NoNewPrivileges       bool
+	SeccompProfile        string // a profile in Docker's JSON form, or "unconfined"; "" is the built-in one
+	Init                  bool   // --init for containers that do not say
+	LogDriver             string // "" is json-file
+	LogOpts               map[string]string
+	Labels                []string // of the daemon, KEY=VALUE
+	MaxConcurrentDownload int
+}
+
+// AddressPool is an entry of default-address-pools.
+type AddressPool struct {
+	Base string // CIDR
+	Size int    // prefix length of each subnet
+}

@@ -13,7 +13,10 @@ import (
 )
 
 // Engine is the daemon's state. All methods are safe for concurrent use.
-type Engine struct{ cfg Config }
+type Engine struct {
+	cfg    Config
+	images *images
+}
 
 // Open loads the records of cfg.DataRoot, starts or adopts the agent and what runs under it.
 func Open(ctx context.Context, cfg Config) (*Engine, error) { return nil, NotBuilt("Open") }

@@ -1,0 +1,103 @@
+//go:build linux && (amd64 || arm64)
+
+package launch
+
+import (
+	"os"
+
+	"golang.org/x/sys/unix"
+	"runkiri.com/kiri/internal/wire"
+)
+
+// Spec describes one process and the isolation around it. All is decided and prepared: descriptors and numbers, no
+// names left to look up. The descriptors stay the caller's, who may close them once Start has returned.
+//
+// Which fields are used follows from Cloneflags: with CLONE_NEWPID the plan is for Thread.Start, without it for
+// Template.Start (see the package comment).
+type Spec struct {
+	// Namespaces, cgroup.
+	Cloneflags uint64     // CLONE_NEW* of the namespaces to make
+	Into       *os.File   // exec: pidfd of the container's main process, whose namespaces IntoFlags are joined
+	IntoFlags  uint64     // CLONE_NEW* of the namespaces of Into to join
+	Join       []*os.File // namespaces to join first (nsfs descriptors), for the ipc, net, uts of another container
+	CgroupFD   int        // v2 cgroup directory to start in; 0 or less: the caller's own (0 is never a cgroup)
+	// CgroupProcs are cgroup.procs or tasks files of v1 cgroups, open for writing, that a process made by a Template
+	// moves itself into. A Thread does not need them: its children start in the v1 cgroups that it is in.
+	CgroupProcs []*os.File
+
+	// File system. Root nil leaves the root that was joined or inherited.
+	Root      *os.File  // detached mount that becomes the root
+	Mounts    []MountAt // attached in this order
+	Proc      *os.File  // O_PATH of the directory that /proc is mounted on; nil: no /proc
+	ProcMount *os.File  // detached proc to use for it, needed without CLONE_NEWPID (see ProcMount); nil: made by the child
+	Masked    []string  // absolute paths hidden under /dev/null or an empty directory; missing ones are skipped
+	Readonly  []string  // absolute paths made read-only; missing ones are skipped
+	Sysctls   map[string]string
+
+	// Process.
+	Args       []string // argv; must not be empty
+	Env        []string
+	Path       string // file to execute, absolute inside the root (rootfs.LookPath)
+	Cwd        string // absolute inside the root; "" is /; must exist
+	UID, GID   uint32
+	Groups     []uint32 // supplementary
+	Caps       Caps
+	NoNewPrivs bool
+	Seccomp    []unix.SockFilter // nil: none
+	AppArmor   string            // profile to change to at execve; "" none
+	Keyring    string            // name of a new session keyring; "" keeps the caller's
+	Rlimits    []wire.Rlimit
+	// OOMScoreAdj is set if it differs from the agent's own; a Template's process gets it whenever it is not nil.
+	OOMScoreAdj *int
+	Hostname    string // needs CLONE_NEWUTS
+	Domainname  string
+
+	// Stdio. nil is /dev/null of the host.
+	Stdin, Stdout, Stderr *os.File
+	TTY                   bool     // Stdin becomes the controlling terminal
+	Init                  *os.File // program to run as PID 1 over the command (--init): the agent's own sealed memfd
+}
+
+// MountAt is one prepared mount and where it goes.
+type MountAt struct {
+	Mount  *os.File // detached mount
+	Target *os.File // O_PATH, in Root or in a Mount that comes earlier
+	Proc   string   // instead of Target: a path below /proc, as "cpuinfo"; attached after /proc is there
+	Desc   string   // "bind /srv on /data", for messages and the printed plan
+}
+
+// Caps are capability sets as bits (1 << CAP_CHOWN ...). Bits that the agent does not hold itself are left out, as
+// runc does. A process keeps what execve leaves it: root gets Bounding, another user only Ambient.
+type Caps struct{ Bounding, Effective, Permitted, Inheritable, Ambient uint64 }
+
+// Proc is a process that has been started. Its execve has succeeded. It is a child of this process and may have
+// ended, and been reaped by whoever waits for any child, before the caller sees this.
+type Proc struct {
+	PID   int      // in the agent's PID namespace
+	PIDFD *os.File // owned by the caller
+}
+
+// Compile makes the plan of s. Errors of class wire.Invalid tell of values that cannot be (an unknown rlimit, a
+// NUL byte in an argument). A plan is for one start; Close it if it is never started.
+// func Compile(s *Spec) (*Plan, error)
+//
+// String prints a plan, one operation a line.
+// func (p *Plan) String() string
+//
+// Thread is a parked OS thread. prepare runs on it; it may move the thread to cgroups and namespaces. prepare must
+// not unlock the thread.
+// func NewThread(prepare func() error) (*Thread, error)
+// func (t *Thread) Start(p *Plan) (Proc, error)
+// func (t *Thread) Close()                        // ends the thread
+//
+// Template starts processes in PID namespaces that exist. The caller must reap children it does not know: each start
+// makes one that ends at once.
+// func NewTemplate() (*Template, error)
+// func (t *Template) Start(p *Plan) (Proc, error)
+// func (t *Template) Close()
+//
+// func ProcMount(pidfd *os.File) (*os.File, error) // detached proc of the PID namespace of that process; nil: our own
+// func SeccompFilter(profile string, caps uint64) ([]unix.SockFilter, error)
+// func ParseCaps(names []string) (uint64, error); func CapNames(set uint64) []string
+// func DefaultCaps() uint64; func AllCaps() uint64 (what the agent holds); func CapsFor(set uint64, uid uint32) Caps
+// func InitMain(args []string) int                // PID 1 of --init, called by cmd/kiri-init when argv[0] is InitName

@@ -18,25 +18,14 @@ var (
 )
 
 func main() {
-	err := run(context.Background(), os.Args[1:])
+	args := os.Args[1:]
+	if len(args) == 0 || args[0] != "daemon" {
+		os.Exit(runCLI(args))
+	}
+	err := runDaemon(context.Background(), args[1:])
 	if err == nil || errors.Is(err, config.ErrHelp) {
 		return
 	}
 	fmt.Fprintln(os.Stderr, "kiri:", err)
 	os.Exit(1)
-}
-
-func run(ctx context.Context, args []string) error {
-	command := ""
-	if len(args) > 0 {
-		command = args[0]
-	}
-	switch command {
-	case "daemon":
-		return runDaemon(ctx, args[1:])
-	case "":
-		return errors.New("no command given; try kiri daemon --help")
-	default:
-		return fmt.Errorf("unknown command %q", command)
-	}
 }

@@ -1,0 +1,135 @@
+//go:build linux
+
+package network
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"runkiri.com/kiri/internal/wire"
+)
+
+// Where the host keeps what containers start from; tests point elsewhere.
+var (
+	hostResolv  = "/etc/resolv.conf"
+	stubResolv  = "/run/systemd/resolve/resolv.conf" // the real servers where hostResolv names systemd's stub alone
+	hostHosts   = "/etc/hosts"
+	hostInetIPs = "/proc/net/if_inet6" // missing where the kernel has no IPv6
+)
+
+// maxHostFile caps what is read of the host's files; resolvers read far less.
+const maxHostFile = 1 << 20
+
+// WriteFiles writes hosts, hostname and resolv.conf for r to dir, as Docker does. ep.Gateway is what host-gateway
+// stands for, also where the container has no address. Nothing is written for mode container: those files are the
+// other container's.
+func WriteFiles(dir string, r *wire.Run, ep wire.Endpoint) error {
+	if r.Net.Mode == "container" {
+		return nil
+	}
+	hosts, err := hostsFile(r, ep)
+	if err != nil {
+		return err
+	}
+	resolv, err := resolvFile(&r.Net)
+	if err != nil {
+		return err
+	}
+	for name, text := range map[string]string{"hosts": hosts, "hostname": r.Hostname + "\n", "resolv.conf": resolv} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			return fmt.Errorf("writing %s of container %s: %w", name, r.ID, err)
+		}
+	}
+	return nil
+}
+
+// hostsFile begins with the host's in mode host, else with the names every host has. Then come the extra hosts, then
+// the container's own names.
+func hostsFile(r *wire.Run, ep wire.Endpoint) (string, error) {
+	var b strings.Builder
+	line := func(address, names string) { fmt.Fprintf(&b, "%s\t%s\n", address, names) }
+	if r.Net.Mode == "host" {
+		text, err := readHost(hostHosts)
+		if err != nil {
+			return "", err
+		}
+		b.WriteString(text)
+		if text != "" && !strings.HasSuffix(text, "\n") {
+			b.WriteByte('\n')
+		}
+	} else {
+		line("127.0.0.1", "localhost")
+		if _, err := os.Stat(hostInetIPs); err == nil {
+			line("::1", "localhost ip6-localhost ip6-loopback")
+			line("fe00::", "ip6-localnet")
+			line("ff00::", "ip6-mcastprefix")
+			line("ff02::1", "ip6-allnodes")
+			line("ff02::2", "ip6-allrouters")
+		}
+	}
+	for _, h := range r.Net.ExtraHosts {
+		name, address, err := extraHost(h, ep.Gateway)
+		if err != nil {
+			return "", err
+		}
+		line(address, name)
+	}
+	if ep.Address != "" && r.Hostname != "" {
+		names := r.Hostname
+		if r.Domainname != "" {
+			names = r.Hostname + "." + r.Domainname + " " + r.Hostname
+		}
+		line(ep.Address, names)
+	}
+	return b.String(), nil
+}
+
+// extraHost splits "name:address" or "name=address"; an IPv6 address may stand in brackets. What would make a line of
+// its own is refused.
+func extraHost(text, gateway string) (name, address string, err error) {
+	i := strings.IndexAny(text, ":=")
+	if i <= 0 || strings.ContainsAny(text, " \t\r\n#") {
+		return "", "", wire.Errorf(wire.Invalid, "bad format for add-host: %q", text)
+	}
+	name, address = text[:i], text[i+1:]
+	if address == "host-gateway" {
+		if gateway == "" {
+			return "", "", wire.Errorf(wire.Invalid, "unable to derive the IP value for host-gateway")
+		}
+		return name, gateway, nil
+	}
+	if s, ok := strings.CutPrefix(address, "["); ok {
+		address = strings.TrimSuffix(s, "]")
+	}
+	if _, err := netip.ParseAddr(address); err != nil {
+		return "", "", wire.Errorf(wire.Invalid, "invalid IP address in add-host: %q", address)
+	}
+	return name, address, nil
+}
+
+// readHost reads a file of the host's; one that is not there is empty.
+func readHost(path string) (string, error) {
+	f, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("reading the host's files: %w", err)
+	}
+	defer f.Close()
+	buf := make([]byte, maxHostFile)
+	n := 0
+	for n < len(buf) {
+		r, err := f.Read(buf[n:])
+		n += r
+		if err != nil {
+			break
+		}
+	}
+	return string(buf[:n]), nil
+}

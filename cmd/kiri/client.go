@@ -192,6 +192,10 @@ type response struct {
 }
 
 func (r *response) Read(p []byte) (int, error) {
+	// The end is remembered: a reader that met it together with the last bytes asks again, and the connection has no second end to give.
+	if r.ended {
+		return 0, io.EOF
+	}
 	n, err := r.body.Read(p)
 	if err == io.EOF {
 		r.ended = true

@@ -30,8 +30,8 @@ type containerFlags struct {
 	attach, hosts, capAdd, capDrop, devices, deviceRules      []string
 	dns, dnsOptions, dnsSearch, env, envFile, expose, groups  []string
 	labels, labelFile, links, linkLocal, logOpts, publish     []string
-	security, tmpfs, volumes, volumesFrom, aliases            []string
-	annotations, sysctls, storage                             map[string]string
+	security, tmpfs, volumes, volumesFrom, aliases, storage   []string
+	annotations, sysctls                                      map[string]string
 	ulimits                                                   map[string]*container.Ulimit
 	weightDevices                                             []*blkiodev.WeightDevice
 	readBps, writeBps, readIOps, writeIOps                    []*blkiodev.ThrottleDevice
@@ -73,7 +73,7 @@ func addContainerFlags(f *pflag.FlagSet) *containerFlags {
 	f.Var(&cpusValue{&o.nanoCPUs}, "cpus", "Number of CPUs")
 	f.StringVar(&o.cpusetCpus, "cpuset-cpus", "", "CPUs in which to allow execution (0-3, 0,1)")
 	f.StringVar(&o.cpusetMems, "cpuset-mems", "", "MEMs in which to allow execution (0-3, 0,1)")
-	f.Var(list(&o.devices, checkDevice), "device", "Add a host device to the container")
+	f.Var(list(&o.devices, nil), "device", "Add a host device to the container")
 	f.Var(list(&o.deviceRules, checkDeviceRule), "device-cgroup-rule", "Add a rule to the cgroup allowed devices list")
 	f.Var(&throttleValue{&o.readBps, true}, "device-read-bps", "Limit read rate (bytes per second) from a device")
 	f.Var(&throttleValue{&o.readIOps, false}, "device-read-iops", "Limit read rate (IO per second) from a device")
@@ -137,7 +137,7 @@ func addContainerFlags(f *pflag.FlagSet) *containerFlags {
 	f.Var(&bytesValue{n: &o.shmSize}, "shm-size", "Size of /dev/shm")
 	f.StringVar(&o.stopSignal, "stop-signal", "", "Signal to stop the container")
 	f.IntVar(&o.stopTimeout, "stop-timeout", 0, "Timeout (in seconds) to stop a container")
-	f.Var(&mapValue{m: &o.storage, check: checkStorage}, "storage-opt", "Storage driver options for the container")
+	f.Var(list(&o.storage, nil), "storage-opt", "Storage driver options for the container")
 	f.Var(&mapValue{m: &o.sysctls, check: checkSysctl}, "sysctl", "Sysctl options")
 	f.Var(list(&o.tmpfs, nil), "tmpfs", "Mount a tmpfs directory")
 	f.BoolVarP(&o.tty, "tty", "t", false, "Allocate a pseudo-TTY")
@@ -208,7 +208,7 @@ func (o *containerFlags) request(image string, args []string) (*container.Config
 		CapAdd: capabilities(o.capAdd), CapDrop: capabilities(o.capDrop), CgroupnsMode: container.CgroupnsMode(o.cgroupns),
 		DNSOptions: o.dnsOptions, DNSSearch: o.dnsSearch, ExtraHosts: o.hosts, GroupAdd: o.groups, IpcMode: container.IpcMode(o.ipc),
 		Links: o.links, OomScoreAdj: o.oomScoreAdj, PidMode: container.PidMode(o.pid), Privileged: o.privileged,
-		PublishAllPorts: o.publishAll, ReadonlyRootfs: o.readOnly, StorageOpt: o.storage, UTSMode: container.UTSMode(o.uts),
+		PublishAllPorts: o.publishAll, ReadonlyRootfs: o.readOnly, UTSMode: container.UTSMode(o.uts),
 		UsernsMode: container.UsernsMode(o.userns), ShmSize: o.shmSize, Sysctls: o.sysctls, Runtime: o.runtime,
 		Isolation: container.Isolation(o.isolation), Mounts: o.mounts,
 		Resources: container.Resources{
@@ -263,6 +263,16 @@ func (o *containerFlags) request(image string, args []string) (*container.Config
 	}
 	if host.Binds, cfg.Volumes, err = o.binds(); err != nil {
 		return fail(err)
+	}
+	for _, s := range o.storage {
+		k, v, ok := strings.Cut(s, "=")
+		if !ok {
+			return fail(errors.New("invalid storage option"))
+		}
+		if host.StorageOpt == nil {
+			host.StorageOpt = map[string]string{}
+		}
+		host.StorageOpt[k] = v
 	}
 	for _, t := range o.tmpfs {
 		k, v, _ := strings.Cut(t, ":")

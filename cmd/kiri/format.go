@@ -74,18 +74,11 @@ type field[T any] struct {
 func printRows[T any](c *cli, format string, fields []field[T], rows []*T, wrap func(*T) any) error {
 	if format == "json" {
 		for _, row := range rows {
-			b := []byte{'{'}
-			for i, f := range fields {
-				v, err := json.Marshal(f.value(row))
-				if err != nil {
-					return err
-				}
-				if i > 0 {
-					b = append(b, ',')
-				}
-				b = append(append(append(appendString(b, f.name), ':'), v...), ""...)
+			b, err := rowJSON(fields, row)
+			if err != nil {
+				return err
 			}
-			if _, err := fmt.Fprintln(c.out, string(append(b, '}'))); err != nil {
+			if _, err := c.out.Write(append(b, '\n')); err != nil {
 				return err
 			}
 		}
@@ -128,6 +121,22 @@ func printRows[T any](c *cli, format string, fields []field[T], rows []*T, wrap 
 		return flush()
 	}
 	return nil
+}
+
+// rowJSON writes a row as an object with its fields in order.
+func rowJSON[T any](fields []field[T], row *T) ([]byte, error) {
+	b := []byte{'{'}
+	for i, f := range fields {
+		v, err := json.Marshal(f.value(row))
+		if err != nil {
+			return nil, err
+		}
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = append(append(appendString(b, f.name), ':'), v...)
+	}
+	return append(b, '}'), nil
 }
 
 // headerRow is what a table's template sees for the header line.

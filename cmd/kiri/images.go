@@ -171,6 +171,9 @@ func (r *imageRow) UniqueSize() string {
 	return units.HumanSize(float64(r.it.Size - r.it.SharedSize))
 }
 
+// MarshalJSON makes {{json .}} the same as --format json.
+func (r *imageRow) MarshalJSON() ([]byte, error) { return rowJSON(imageFields(), r) }
+
 func imageFields() []field[imageRow] {
 	return []field[imageRow]{
 		{"Containers", "CONTAINERS", func(r *imageRow) any { return r.Containers() }},

@@ -115,7 +115,10 @@ func cmdRename() *command {
 				if _, err := c.client(); err != nil {
 					return err
 				}
-				return c.post(args[0], "rename", url.Values{"name": {args[1]}})
+				if err := c.post(args[0], "rename", url.Values{"name": {args[1]}}); err != nil {
+					return errors.Join(err, errors.New("Error: failed to rename container named "+args[0]))
+				}
+				return nil
 			}
 		},
 	}
@@ -140,7 +143,7 @@ func cmdRm() *command {
 				err := c.forEach(args, func(id string) error {
 					id = strings.Trim(id, "/")
 					if id == "" {
-						return errors.New("Container name cannot be empty")
+						return errors.New("container name cannot be empty")
 					}
 					return c.c.call("DELETE", idPath("/containers/", id, ""), q, nil, nil)
 				})
@@ -324,11 +327,11 @@ func cmdAttach() *command {
 				}
 				switch {
 				case !s.State.Running:
-					return errors.New("cannot attach to a stopped container, start it first")
+					return errors.New("You cannot attach to a stopped container, start it first")
 				case s.State.Paused:
-					return errors.New("cannot attach to a paused container, unpause it first")
+					return errors.New("You cannot attach to a paused container, unpause it first")
 				case s.State.Restarting:
-					return errors.New("cannot attach to a restarting container, wait until it is running")
+					return errors.New("You cannot attach to a restarting container, wait until it is running")
 				}
 				input := s.Config.OpenStdin && !*noStdin
 				if err := c.checkTTY(input, s.Config.Tty); err != nil {

@@ -51,7 +51,7 @@ func cmdLogs() *command {
 				defer res.Close()
 				// Since API 1.42 the content type tells frames from the raw output of a terminal.
 				raw := res.Type == "application/vnd.docker.raw-stream"
-				if raw && !atLeast(cl.prefix, 42) {
+				if !atLeast(cl.prefix, 42) {
 					s, err := c.containerState(args[0])
 					if err != nil {
 						return err

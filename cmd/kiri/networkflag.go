@@ -108,6 +108,11 @@ func (f *containerFlags) networks() (container.NetworkMode, map[string]*network.
 		nets = []networkOpt{{name: "default"}}
 	}
 	first := &nets[0]
+	for _, n := range nets {
+		if n.name == "" {
+			return "", nil, errors.New("no name set for network")
+		}
+	}
 	conflict := func(is bool, flag, name string) error {
 		if is {
 			return fmt.Errorf("conflicting options: cannot specify both --%s and per-network %s", flag, name)
@@ -134,13 +139,13 @@ func (f *containerFlags) networks() (container.NetworkMode, map[string]*network.
 		first.mac = strings.TrimSpace(f.mac)
 	}
 	for _, a := range []struct {
-		flag string
-		dst  *netip.Addr
-	}{{f.ip, &first.ip}, {f.ip6, &first.ip6}} {
+		flag, kind string
+		dst        *netip.Addr
+	}{{f.ip, "IPv4", &first.ip}, {f.ip6, "IPv6", &first.ip6}} {
 		if a.flag != "" {
 			var err error
 			if *a.dst, err = parseIP(a.flag); err != nil {
-				return "", nil, fmt.Errorf("invalid IP address: %s", a.flag)
+				return "", nil, fmt.Errorf("invalid %s address: %s", a.kind, a.flag)
 			}
 		}
 	}

@@ -102,7 +102,8 @@ func (c *cli) ps(o *psFlags) error {
 	if format == "" && c.config.PsFormat != "" && !o.quiet {
 		format = c.config.PsFormat
 	}
-	size := o.size || strings.Contains(format, ".Size")
+	// A template that shows the whole row shows the size; asking for it costs the engine a walk, so nobody else does.
+	size := o.size || strings.Contains(format, ".Size") || strings.Contains(format, "json .}}") || strings.Contains(format, "json . }}")
 	q := url.Values{}
 	if o.all {
 		q.Set("all", "1")
@@ -164,6 +165,9 @@ func psFields() []field[psRow] {
 		{"Status", "STATUS", func(r *psRow) any { return r.Status() }},
 	}
 }
+
+// MarshalJSON makes {{json .}} the same as --format json.
+func (r *psRow) MarshalJSON() ([]byte, error) { return rowJSON(psFields(), r) }
 
 // psRow is one line of `ps`. Its methods are what templates call.
 type psRow struct {

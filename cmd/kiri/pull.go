@@ -7,6 +7,7 @@ import (
 	"net/url"
 	"strings"
 
+	"github.com/distribution/reference"
 	"github.com/spf13/pflag"
 )
 
@@ -21,6 +22,10 @@ func cmdPull() *command {
 			platform := f.String("platform", "", "Set platform if server is multi-platform capable")
 			quiet := f.BoolP("quiet", "q", false, "Suppress verbose output")
 			return func(args []string) error {
+				ref, err := reference.ParseNormalizedNamed(args[0])
+				if err != nil {
+					return err
+				}
 				name := args[0]
 				tagged := taggedName(name)
 				switch {
@@ -32,7 +37,7 @@ func cmdPull() *command {
 					if !*quiet {
 						fmt.Fprintln(c.out, "Using default tag: latest")
 					}
-					name = tagged
+					name, ref = tagged, reference.TagNameOnly(ref)
 				}
 				if _, err := c.client(); err != nil {
 					return err
@@ -44,23 +49,11 @@ func cmdPull() *command {
 				if err := c.pullImage(name, *platform, out); err != nil {
 					return err
 				}
-				fmt.Fprintln(c.out, fullName(name))
+				fmt.Fprintln(c.out, ref.String())
 				return nil
 			}
 		},
 	}
-}
-
-// fullName is what docker prints after a pull: the name with its registry.
-func fullName(name string) string {
-	first, _, ok := strings.Cut(name, "/")
-	switch {
-	case !ok:
-		return "docker.io/library/" + name
-	case registryKey(name) == dockerHub && first != "docker.io":
-		return "docker.io/" + name
-	}
-	return name
 }
 
 // pullImage pulls and shows the progress on out.

@@ -184,7 +184,7 @@ func (c *cli) runContainer(o *createFlags, args []string, detach, proxy bool, ke
 	}
 	if detach {
 		if len(o.attach) > 0 {
-			return &status{exitEngine, "conflicting options: cannot specify both --attach and --detach"}
+			return errors.New("conflicting options: cannot specify both --attach and --detach")
 		}
 		cfg.AttachStdin, cfg.AttachStdout, cfg.AttachStderr, cfg.StdinOnce = false, false, false, false
 	} else if err := c.checkTTY(cfg.AttachStdin, cfg.Tty); err != nil {

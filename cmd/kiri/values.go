@@ -322,12 +322,7 @@ func checkDeviceRule(v string) (string, error) {
 	return v, nil
 }
 
-// checkDevice reads HOST[:CONTAINER][:MODE].
-func checkDevice(v string) (string, error) {
-	_, err := parseDevice(v)
-	return v, err
-}
-
+// parseDevice reads HOST[:CONTAINER][:MODE].
 func parseDevice(v string) (container.DeviceMapping, error) {
 	d := container.DeviceMapping{CgroupPermissions: "rwm"}
 	bad := fmt.Errorf("bad format for path: %s", v)
@@ -360,11 +355,4 @@ func parseDevice(v string) (container.DeviceMapping, error) {
 		return d, fmt.Errorf("%s is not an absolute path", d.PathInContainer)
 	}
 	return d, nil
-}
-
-func checkStorage(v string) error {
-	if !strings.Contains(v, "=") {
-		return fmt.Errorf("invalid storage option")
-	}
-	return nil
 }

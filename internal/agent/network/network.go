@@ -39,6 +39,7 @@ const (
 type Network struct {
 	cfg   Config // with nothing left to choose
 	index int    // of the bridge
+	ipv6  bool   // the kernel has it
 	pool  *pool
 	links *netlink.Handle // for what is asked once
 	rtnl  *rtnl           // for what is asked for every container
@@ -65,7 +66,8 @@ func Open(cfg Config) (*Network, error) {
 }
 
 func (n *Network) open() error {
-	var err error
+	_, err := os.Stat(hostInetIPs)
+	n.ipv6 = err == nil
 	if n.links, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
 		return fmt.Errorf("opening a route socket: %w", err)
 	}
@@ -210,9 +212,10 @@ func (n *Network) bridgeLink() (link netlink.Link, made bool, err error) {
 		return nil, false, fmt.Errorf("finding the interface: %w", err)
 	}
 	// Containers have no IPv6, and without a link-local address the host cannot be reached by it past the firewall.
-	err = sysctl("net/ipv6/conf/"+n.cfg.Bridge+"/disable_ipv6", "1")
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, false, errors.Join(err, n.links.LinkDel(link))
+	if n.ipv6 {
+		if err := sysctl("net/ipv6/conf/"+n.cfg.Bridge+"/disable_ipv6", "1"); err != nil {
+			return nil, false, errors.Join(err, n.links.LinkDel(link))
+		}
 	}
 	return link, true, nil
 }

@@ -56,6 +56,7 @@ type compiler struct {
 	plan   *Plan
 	p      *program
 	procfs word // descriptor of the proc that is mounted in the container; noWord: none
+	caps   Caps // what the process ends up with
 	err    error
 
 	emptyDir *os.File // the first empty directory of the masked paths; the plan's
@@ -115,17 +116,18 @@ func (c *compiler) directProgram() {
 	c.root()
 	c.kernelNames()
 	c.limits()
-	c.session()
-	c.terminal()
 	c.workdir()
 	c.stdio()
+	c.session()
+	c.terminal()
 	keep := 3
 	if c.Init != nil {
-		// execveat needs it; close-on-exec closes it then. fcntl and not dup3: descriptor 3 may be the source itself.
 		keep = c.keepInit()
 	}
 	c.closeFrom(keep)
-	c.rights(true)
+	c.rights()
+	c.signals()
+	c.filter()
 	c.execute()
 }
 
@@ -235,7 +237,7 @@ func (c *compiler) terminal() {
 		c.fail(wire.Errorf(wire.Invalid, "a terminal without standard input"))
 		return
 	}
-	c.p.add("take the terminal", "", unix.SYS_IOCTL, c.p.file(c.Stdin, "stdin"), shown(unix.TIOCSCTTY, "TIOCSCTTY"), num(0))
+	c.p.add("take the terminal", "", unix.SYS_IOCTL, num(0), shown(unix.TIOCSCTTY, "TIOCSCTTY"), num(0))
 }
 
 // workdir enters the working directory without following magic links such as /proc/1/root, and then asks the kernel
@@ -294,15 +296,12 @@ func (c *compiler) closeFrom(fd int) {
 	c.p.add("close descriptors", "", unix.SYS_CLOSE_RANGE, num(fd), shown(math.MaxUint32, "~0"), num(0))
 }
 
-func (c *compiler) exit(code int) {
-	c.p.add("exit", "", unix.SYS_EXIT_GROUP, num(code))
-}
+func (c *compiler) exit(code int) { c.p.exit(code) }
 
-// rights gives the process its identity and takes the rest away. With seccomp false the filter is the caller's to add.
+// rights gives the process its identity and takes the rest away, all but the seccomp filter.
 //
-// The filter can be loaded with CAP_SYS_ADMIN or under no_new_privs. It comes as late as possible, because all that
-// follows must be allowed by it: after it there is at most one capset, and execve.
-func (c *compiler) rights(final bool) {
+// Without no_new_privs the filter needs CAP_SYS_ADMIN, which is then kept until filter has run.
+func (c *compiler) rights() {
 	p := c.p
 	all := AllCaps()
 	caps := c.Caps
@@ -331,13 +330,12 @@ func (c *compiler) rights(final bool) {
 		p.add("keep capabilities over setuid", "", unix.SYS_PRCTL, shown(unix.PR_SET_KEEPCAPS, "PR_SET_KEEPCAPS"), num(1))
 		p.add("set user", "", unix.SYS_SETRESUID, uid, uid, uid)
 	}
-	const admin = 1 << unix.CAP_SYS_ADMIN
-	early := c.Seccomp != nil && !c.NoNewPrivs && caps.Effective&admin == 0
-	if early {
-		c.capset(caps.Effective|admin, caps.Permitted|admin, caps.Inheritable)
-	} else {
-		c.capset(caps.Effective, caps.Permitted, caps.Inheritable)
+	c.caps = caps
+	if c.borrowsAdmin() {
+		caps.Effective |= admin
+		caps.Permitted |= admin
 	}
+	c.capset(caps)
 	for i := range lastCap() + 1 {
 		if caps.Ambient&(1<<i) != 0 {
 			p.add("raise in the ambient set", "", unix.SYS_PRCTL, shown(unix.PR_CAP_AMBIENT, "PR_CAP_AMBIENT"),
@@ -347,28 +345,38 @@ func (c *compiler) rights(final bool) {
 	if c.NoNewPrivs {
 		p.add("set no_new_privs", "", unix.SYS_PRCTL, shown(unix.PR_SET_NO_NEW_PRIVS, "PR_SET_NO_NEW_PRIVS"), num(1), num(0), num(0), num(0))
 	}
-	if final {
-		c.signals()
+}
+
+const admin = 1 << unix.CAP_SYS_ADMIN
+
+// borrowsAdmin tells whether CAP_SYS_ADMIN is kept for loading the filter only.
+func (c *compiler) borrowsAdmin() bool {
+	return c.Seccomp != nil && !c.NoNewPrivs && c.Caps.Effective&AllCaps()&admin == 0
+}
+
+// filter loads the seccomp filter. It comes as late as possible, because all that follows must be allowed by it:
+// after it there is at most one capset, and execve.
+func (c *compiler) filter() {
+	if c.Seccomp == nil {
+		return
 	}
-	if c.Seccomp != nil {
-		c.seccomp()
-		if early {
-			c.capset(caps.Effective, caps.Permitted, caps.Inheritable)
-		}
+	c.seccomp()
+	if c.borrowsAdmin() {
+		c.capset(c.caps)
 	}
 }
 
-func (c *compiler) capset(effective, permitted, inheritable uint64) {
+func (c *compiler) capset(caps Caps) {
 	p := c.p
 	hdr := p.words(word{v: unix.LINUX_CAPABILITY_VERSION_3})
 	var d []byte
 	for i := 0; i < 64; i += 32 {
-		for _, set := range []uint64{effective, permitted, inheritable} {
+		for _, set := range []uint64{caps.Effective, caps.Permitted, caps.Inheritable} {
 			d = binary.LittleEndian.AppendUint32(d, uint32(set>>i))
 		}
 	}
 	p.add("set capabilities", "", unix.SYS_CAPSET, shownData(hdr, "{_LINUX_CAPABILITY_VERSION_3, 0}"),
-		shownData(p.bytes(d), "{effective "+showCaps(effective)+", permitted "+showCaps(permitted)+", inheritable "+showCaps(inheritable)+"}"))
+		shownData(p.bytes(d), "{effective "+showCaps(caps.Effective)+", permitted "+showCaps(caps.Permitted)+", inheritable "+showCaps(caps.Inheritable)+"}"))
 }
 
 // seccomp loads the filter. SPEC_ALLOW as runc does: since Linux 5.16 the kernel no longer couples the speculation
@@ -418,7 +426,7 @@ var ownIgnored = sync.OnceValue(func() uint64 {
 // keepInit moves the descriptor of the init program to 3 and returns the first descriptor behind it.
 func (c *compiler) keepInit() int {
 	p := c.p
-	// Two steps, as 3 may be the source itself, which dup3 refuses.
+	// Two steps, as 3 may be the source itself, which dup3 refuses. Close-on-exec closes it when it is executed.
 	high := p.newSlot()
 	p.add("keep init", "", unix.SYS_FCNTL, p.file(c.Init, "init"), shown(unix.F_DUPFD_CLOEXEC, "F_DUPFD_CLOEXEC"), num(4)).to = high
 	p.add("keep init", "", unix.SYS_DUP3, slot(high), num(3), flagsOf(unix.O_CLOEXEC, openBits))

@@ -114,6 +114,9 @@ func (p *program) add(what, obj string, nr uint64, args ...word) *step {
 	return s
 }
 
+// exit appends the end of the process.
+func (p *program) exit(code int) { p.add("exit", "", unix.SYS_EXIT_GROUP, num(code)) }
+
 // here is the label of the step that is added next.
 func (p *program) here() label { return label(len(p.steps)) }
 

@@ -1,0 +1,7 @@
+//go:build linux
+
+package launch
+
+import "golang.org/x/sys/unix"
+
+const nativeArch = unix.AUDIT_ARCH_AARCH64

@@ -73,7 +73,7 @@ func (p *progress) end(err error) error {
 	return nil
 }
 
-// bar draws the progress for clients that do not do so themselves, "[====>    ]  1.5MB/3MB", 50 characters wide.
+// bar draws the progress for clients that do not do so themselves, "[====>    ]  1.5MB/3MB", the box 51 characters wide.
 func bar(p *jsonstream.Progress) string {
 	if p == nil || p.Current <= 0 && p.Total <= 0 {
 		return ""
@@ -87,14 +87,10 @@ func bar(p *jsonstream.Progress) string {
 	if p.Total <= 0 {
 		return fmt.Sprintf("%8s", size(p.Current))
 	}
-	done := int(50 * min(p.Current, p.Total) / p.Total)
-	drawn := strings.Repeat("=", done)
-	if done < 50 {
-		drawn += ">" + strings.Repeat(" ", 49-done)
-	}
-	text := fmt.Sprintf("[%s] ", drawn)
+	done := int(50 * (float64(min(p.Current, p.Total)) / float64(p.Total)))
+	text := fmt.Sprintf("[%s>%s] ", strings.Repeat("=", done), strings.Repeat(" ", 50-done))
 	if !p.HideCounts {
-		text += fmt.Sprintf(" %8s/%s", size(p.Current), size(p.Total))
+		text += fmt.Sprintf("%8s/%s", size(p.Current), size(p.Total))
 	}
 	return text
 }

@@ -125,7 +125,7 @@ var routes = []route{
 	{method: "GET", pattern: "/services/{id}", what: "swarm"},
 	{method: "DELETE", pattern: "/services/{id}", what: "swarm"},
 	{method: "POST", pattern: "/services/{id}/update", what: "swarm"},
-	{method: "GET", pattern: "/services/{id}/logs", since: 29, what: "swarm"},
+	{method: "GET", pattern: "/services/{id}/logs", since: 25, what: "swarm"},
 	{method: "GET", pattern: "/tasks", what: "swarm"},
 	{method: "GET", pattern: "/tasks/{id}", what: "swarm"},
 	{method: "GET", pattern: "/tasks/{id}/logs", since: 29, what: "swarm"},

@@ -618,3 +618,166 @@ func nftGeneration(t testing.TB) uint32 {
 	t.Fatal("no generation in the answer")
 	return 0
 }
+
+func TestSubnetAvoidsTheHosts(t *testing.T) {
+	asHost(t)
+	pretend(t, "nameserver 172.19.0.53\n", "", "", true)
+	dummy := func(name, cidr string) *netlink.Dummy {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = name
+		d := &netlink.Dummy{LinkAttrs: attrs}
+		if err := errors.Join(netlink.LinkAdd(d), netlink.LinkSetUp(d)); err != nil {
+			if errors.Is(err, unix.EOPNOTSUPP) {
+				need(t, "this kernel has no dummy links")
+			}
+			t.Fatal(err)
+		}
+		if cidr != "" {
+			a, err := netlink.ParseAddr(cidr)
+			if err == nil {
+				err = netlink.AddrAdd(d, a)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		return d
+	}
+	dummy("lan0", "172.17.200.1/24") // an address in the first
+	vpn := dummy("vpn0", "10.99.0.1/24")
+	_, part, _ := net.ParseCIDR("172.18.4.0/22") // a route, in a table of its own, to a part of the second
+	_, half, _ := net.ParseCIDR("128.0.0.0/1")   // and one for half of everything
+	for _, r := range []*netlink.Route{{LinkIndex: vpn.Index, Dst: part, Table: 51820}, {LinkIndex: vpn.Index, Dst: half}} {
+		if err := netlink.RouteAdd(r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n := open(t, Config{}) // a name server in the third
+	if b := n.Bridge(); b.Subnet != "172.20.0.0/16" || b.Gateway != "172.20.0.1" || b.Name != "kiri0" {
+		t.Errorf("bridge %+v, want 172.20.0.0/16", b)
+	}
+	// What was chosen once stays, also when another would be free now.
+	if err := netlink.LinkDel(vpn); err != nil {
+		t.Fatal(err)
+	}
+	if b := open(t, Config{}).Bridge(); b.Subnet != "172.20.0.0/16" {
+		t.Errorf("the second Open chose %s", b.Subnet)
+	}
+	// A subnet asked for replaces it.
+	if b := open(t, Config{Subnet: "10.50.0.9/24", MTU: 1300}).Bridge(); b.Subnet != "10.50.0.0/24" || b.Gateway != "10.50.0.9" || b.MTU != 1300 {
+		t.Errorf("bridge %+v, want what was asked for", b)
+	}
+	l, err := netlink.LinkByName("kiri0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if addrs, err := netlink.AddrList(l, netlink.FAMILY_V4); err != nil || len(addrs) != 1 || l.Attrs().MTU != 1300 {
+		t.Errorf("addresses %v, %v, mtu %d", addrs, err, l.Attrs().MTU)
+	}
+}
+
+func TestUplinkMTU(t *testing.T) {
+	asHost(t)
+	outside(t)
+	l, err := netlink.LinkByName("up0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(netlink.LinkSetMTU(l, 1400), netlink.RouteAdd(&netlink.Route{Gw: net.ParseIP("198.51.100.2")})); err != nil {
+		t.Fatal(err)
+	}
+	if b := open(t, Config{}).Bridge(); b.MTU != 1400 {
+		t.Errorf("mtu %d, want the uplink's 1400", b.MTU)
+	}
+}
+
+func TestBridgeNameOfAnotherLink(t *testing.T) {
+	asHost(t)
+	if _, err := Open(Config{Bridge: "lo"}); wire.ClassOf(err) != wire.Conflict {
+		t.Errorf("Open on lo: %v, want Conflict", err)
+	}
+	if got := ruleset(t); got != "" {
+		t.Errorf("left behind:\n%s", got)
+	}
+}
+
+func TestFailedNewLeavesNothing(t *testing.T) {
+	asHost(t)
+	n := open(t, Config{Subnet: "10.9.0.0/29"})
+	links := linkNames(t)
+	for _, want := range []wire.NetConfig{{Address: "10.9.0.1"}, {Address: "x"}, {MAC: "x"}} {
+		if s, err := n.New("bridge", want); err == nil {
+			t.Errorf("New(%+v): %+v", want, s.Endpoint)
+		}
+	}
+	if _, err := n.New("host", wire.NetConfig{}); wire.ClassOf(err) != wire.Unsupported {
+		t.Errorf("New(host): %v, want Unsupported", err)
+	}
+	// The bridge is taken away under us: the pair cannot be made, and its address must come back.
+	l, err := netlink.LinkByName("kiri0")
+	if err == nil {
+		err = netlink.LinkDel(l)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 10 { // more often than there are addresses
+		if _, err := n.New("bridge", wire.NetConfig{}); err == nil || strings.Contains(err.Error(), "no available") {
+			t.Fatalf("New without a bridge: %v", err)
+		}
+	}
+	links = slices.DeleteFunc(links, func(s string) bool { return s == "kiri0" })
+	if got := linkNames(t); !slices.Equal(got, links) {
+		t.Errorf("links %q, want %q", got, links)
+	}
+}
+
+func TestAskedAddressAndMAC(t *testing.T) {
+	asHost(t)
+	n := open(t, Config{})
+	s := sandbox(t, n, "bridge", wire.NetConfig{Address: "172.17.9.9", MAC: "02:00:00:00:00:99"})
+	if s.Endpoint.Address != "172.17.9.9" || s.Endpoint.MAC != "02:00:00:00:00:99" {
+		t.Errorf("endpoint %+v", s.Endpoint)
+	}
+	serve(t, s.NS, ":80")
+	if got, err := ask(host(t), "172.17.9.9:80", 10*time.Second); err != nil || got != "172.17.0.1" {
+		t.Errorf("server saw %q, %v", got, err)
+	}
+}
+
+func TestManyAtOnce(t *testing.T) {
+	asHost(t)
+	n := open(t, Config{})
+	const count = 40
+	type result struct {
+		s   *Sandbox
+		err error
+	}
+	results := make(chan result, count)
+	for range count {
+		go func() {
+			s, err := n.New("bridge", wire.NetConfig{})
+			results <- result{s, err}
+		}()
+	}
+	seen := map[string]bool{}
+	var names []string
+	for range count {
+		r := <-results
+		if r.err != nil {
+			t.Error(r.err)
+			continue
+		}
+		e := r.s.Endpoint
+		if seen[e.Address] || seen[e.MAC] || seen[e.Interface] {
+			t.Errorf("given twice: %+v", e)
+		}
+		seen[e.Address], seen[e.MAC], seen[e.Interface] = true, true, true
+		names = append(names, e.Interface)
+		r.s.NS.Close()
+		n.Release(e)
+	}
+	for _, name := range names {
+		awaitLinkGone(t, name)
+	}
+}

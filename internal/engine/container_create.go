@@ -224,7 +224,7 @@ func (e *Engine) adaptHost(h *container.HostConfig) {
 			h.CgroupnsMode = container.CgroupnsModeHost
 		}
 	}
-	if h.OomKillDisable == nil && e.agent.greeting().CgroupVersion != 2 {
+	if h.OomKillDisable == nil && slices.Contains(e.agent.greeting().Features, "oom-kill-disable") {
 		no := false
 		h.OomKillDisable = &no
 	}

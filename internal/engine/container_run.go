@@ -30,6 +30,7 @@ func (e *Engine) runSpec(rec *containerRecord) (*wire.Run, error) {
 		OpenStdin: c.OpenStdin, StdinOnce: c.StdinOnce, Init: e.wantsInit(h),
 		Hostname: c.Hostname, Domainname: c.Domainname,
 		Log:         logConfigOf(c, h),
+		Remove:      h.AutoRemove,
 		ShmSize:     h.ShmSize,
 		MaskedPaths: h.MaskedPaths, ReadonlyPaths: h.ReadonlyPaths,
 		Privileged: h.Privileged, Caps: capsOf(h), NoNewPrivs: e.cfg.NoNewPrivileges, Seccomp: e.cfg.SeccompProfile,

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"os/exec"
 	"slices"
 	"strconv"
@@ -180,7 +179,7 @@ func (e *Engine) ContainerTop(ctx context.Context, ref, psArgs string) (*contain
 	}
 	top, err := parsePS(string(out), r.PIDs)
 	if err != nil {
-		return nil, internal("%w", err)
+		return nil, err
 	}
 	e.containerEvent(c, events.ActionTop)
 	return top, nil
@@ -203,7 +202,7 @@ func parsePS(out string, pids []int) (*container.TopResponse, error) {
 	top := &container.TopResponse{Titles: ascii(lines[0]), Processes: [][]string{}}
 	at := slices.Index(top.Titles, "PID")
 	if at < 0 {
-		return nil, errors.New("Couldn't find PID field in ps output")
+		return nil, internal("Couldn't find PID field in ps output")
 	}
 	ours := false
 	for _, line := range lines[1:] {
@@ -214,7 +213,7 @@ func parsePS(out string, pids []int) (*container.TopResponse, error) {
 		if fields[at] != "-" {
 			pid, err := strconv.Atoi(fields[at])
 			if err != nil {
-				return nil, fmt.Errorf("Unexpected pid '%s': %s", fields[at], err)
+				return nil, internal("Unexpected pid '%s': %w", fields[at], err)
 			}
 			ours = slices.Contains(pids, pid)
 		}

@@ -125,7 +125,7 @@ func (e *Engine) signal(ctx context.Context, c *ctr, sig int, stop bool) error {
 		return e.save(c)
 	}
 	waiting := c.rec.State.Restarting
-	paused := c.rec.State.Paused
+	paused, keep := c.rec.State.Paused, c.restart.byHand
 	c.mu.Unlock()
 	if changed {
 		// Before the signal: a daemon that dies after it must not start the container again.
@@ -136,7 +136,7 @@ func (e *Engine) signal(ctx context.Context, c *ctr, sig int, stop bool) error {
 	if waiting { // between two runs there is nobody to take another signal
 		return nil
 	}
-	f, err := e.agent.call(ctx, &wire.Signal{ID: c.id, Signal: sig})
+	f, err := e.agent.call(ctx, &wire.Signal{ID: c.id, Signal: sig, Keep: keep})
 	if err := done(f, err); err != nil {
 		if cerrdefs.IsNotFound(err) || cerrdefs.IsConflict(err) { // it has ended: its Exited is on the way
 			return nil

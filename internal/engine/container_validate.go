@@ -228,7 +228,8 @@ func notBuilt(h *container.HostConfig) error {
 	default:
 		return invalid("unknown or invalid runtime name: %s", h.Runtime)
 	}
-	for _, r := range h.DeviceRequests {
+	if len(h.DeviceRequests) > 0 {
+		r := h.DeviceRequests[0]
 		if r.Driver == "cdi" {
 			return NotBuilt("HostConfig.DeviceRequests of the driver cdi")
 		}
@@ -285,7 +286,7 @@ func validateNetworks(h *container.HostConfig, nets *network.NetworkingConfig) e
 // validateResources checks limits and drops, with a warning, those that the agent's kernel has not.
 func (e *Engine) validateResources(r *container.Resources, update bool) (warnings []string, err error) {
 	hello := e.agent.greeting()
-	lacks := func(feature string) bool { return slices.Contains(hello.Features, "no-"+feature) }
+	lacks := func(feature string) bool { return !slices.Contains(hello.Features, feature) }
 	warn := func(s string) { warnings = append(warnings, s) }
 
 	if r.MemorySwappiness != nil && *r.MemorySwappiness == -1 {
@@ -314,11 +315,11 @@ func (e *Engine) validateResources(r *container.Resources, update bool) (warning
 	case r.Memory > 0 && r.MemoryReservation > 0 && r.Memory < r.MemoryReservation:
 		return warnings, invalid("Minimum memory limit can not be less than memory reservation limit, see usage")
 	}
-	if r.MemorySwappiness != nil && (hello.CgroupVersion == 2 || lacks("memory")) {
+	if r.MemorySwappiness != nil && lacks("swappiness") {
 		warn("Your kernel does not support memory swappiness capabilities or the cgroup is not mounted. Memory swappiness discarded.")
 		r.MemorySwappiness = nil
 	}
-	if r.OomKillDisable != nil && hello.CgroupVersion == 2 {
+	if r.OomKillDisable != nil && lacks("oom-kill-disable") {
 		if *r.OomKillDisable {
 			warn("Your kernel does not support OomKillDisable. OomKillDisable discarded.")
 		}
@@ -333,8 +334,31 @@ func (e *Engine) validateResources(r *container.Resources, update bool) (warning
 		}
 		r.PidsLimit = nil
 	}
+	if r.CPUShares > 0 && lacks("cpu-shares") {
+		warn("Your kernel does not support CPU shares or the cgroup is not mounted. Shares discarded.")
+		r.CPUShares = 0
+	}
+	if r.NanoCPUs > 0 && lacks("cpu-quota") {
+		return warnings, invalid("NanoCPUs can not be set, as your kernel does not support CPU CFS scheduler or the cgroup is not mounted")
+	}
+	if (r.CPUPeriod != 0 || r.CPUQuota != 0) && lacks("cpu-quota") {
+		warn("Your kernel does not support CPU CFS scheduler. CPU period/quota discarded.")
+		r.CPUPeriod, r.CPUQuota = 0, 0
+	}
 	if err := validateCPU(r, hello); err != nil {
 		return warnings, err
+	}
+	if r.BlkioWeight > 0 && lacks("blkio-weight") {
+		warn("Your kernel does not support Block I/O weight or the cgroup is not mounted. Weight discarded.")
+		r.BlkioWeight = 0
+	}
+	if len(r.BlkioWeightDevice) > 0 && lacks("blkio-weight") {
+		warn("Your kernel does not support Block I/O weight_device or the cgroup is not mounted. Weight-device discarded.")
+		r.BlkioWeightDevice = nil
+	}
+	if len(r.BlkioDeviceReadBps)+len(r.BlkioDeviceWriteBps)+len(r.BlkioDeviceReadIOps)+len(r.BlkioDeviceWriteIOps) > 0 && lacks("blkio-throttle") {
+		warn("Your kernel does not support Block I/O limits or the cgroup is not mounted. Block I/O limits discarded.")
+		r.BlkioDeviceReadBps, r.BlkioDeviceWriteBps, r.BlkioDeviceReadIOps, r.BlkioDeviceWriteIOps = nil, nil, nil, nil
 	}
 	if (r.CpusetCpus != "" || r.CpusetMems != "") && lacks("cpuset") {
 		warn("Your kernel does not support cpuset or the cgroup is not mounted. Cpuset discarded.")
@@ -365,7 +389,7 @@ func validateCPU(r *container.Resources, hello *wire.HelloReply) error {
 		return invalid("CPU cfs quota can not be less than 1ms (i.e. 1000)")
 	case r.CPUShares < 0:
 		return invalid("invalid CPU shares (%d): value must be a positive integer", r.CPUShares)
-	case (r.CPURealtimePeriod != 0 || r.CPURealtimeRuntime != 0) && !slices.Contains(hello.Features, "cpu-rt"):
+	case (r.CPURealtimePeriod != 0 || r.CPURealtimeRuntime != 0) && !slices.Contains(hello.Features, "cpu-realtime"):
 		return invalid("kernel does not support CPU real-time scheduler")
 	case r.CPURealtimePeriod != 0 && r.CPURealtimeRuntime > r.CPURealtimePeriod:
 		return invalid("cpu real-time runtime cannot be higher than cpu real-time period")

@@ -28,18 +28,6 @@ func shortID(id string) string {
 	return id
 }
 
-func isID(s string) bool {
-	if len(s) != 64 {
-		return false
-	}
-	for _, c := range []byte(s) {
-		if (c < '0' || c > '9') && (c < 'a' || c > 'f') {
-			return false
-		}
-	}
-	return true
-}
-
 // idIndex finds ids by prefix: a sorted list. Not safe for concurrent use.
 type idIndex []string
 

@@ -30,7 +30,7 @@ const (
 // Info tells about the engine and the system its containers run on.
 func (e *Engine) Info(ctx context.Context) (*system.Info, error) {
 	hello := e.agent.greeting()
-	lacks := func(feature string) bool { return slices.Contains(hello.Features, "no-"+feature) }
+	lacks := func(feature string) bool { return !slices.Contains(hello.Features, feature) }
 	name, _ := os.Hostname()
 	v := &system.Info{
 		ID: e.id, Name: name, Images: e.images.count(),
@@ -38,9 +38,9 @@ func (e *Engine) Info(ctx context.Context) (*system.Info, error) {
 		Plugins: system.PluginsInfo{
 			Volume: []string{volumeDriver}, Network: []string{"bridge", "host", "null"}, Log: []string{"json-file", "local", "none"},
 		},
-		MemoryLimit: !lacks("memory"), SwapLimit: !lacks("swap"), CPUCfsPeriod: !lacks("cpu"), CPUCfsQuota: !lacks("cpu"),
-		CPUShares: !lacks("cpu"), CPUSet: !lacks("cpuset"), PidsLimit: !lacks("pids"),
-		OomKillDisable: hello.CgroupVersion == 1 && !lacks("memory"), IPv4Forwarding: hello.Bridge.Name != "",
+		MemoryLimit: !lacks("memory"), SwapLimit: !lacks("swap"), CPUCfsPeriod: !lacks("cpu-quota"), CPUCfsQuota: !lacks("cpu-quota"),
+		CPUShares: !lacks("cpu-shares"), CPUSet: !lacks("cpuset"), PidsLimit: !lacks("pids"),
+		OomKillDisable: !lacks("oom-kill-disable"), IPv4Forwarding: hello.Bridge.Name != "",
 		Debug: e.cfg.Debug, NFd: openFiles(), NGoroutines: runtime.NumGoroutine(), NEventsListener: int(e.events.n.Load()),
 		SystemTime: time.Now().Format(time.RFC3339Nano), LoggingDriver: cmp.Or(e.cfg.LogDriver, "json-file"), CgroupDriver: "cgroupfs",
 		CgroupVersion: strconv.Itoa(hello.CgroupVersion), KernelVersion: hello.Kernel, OSType: "linux", Architecture: machine(hello.Arch),
@@ -63,8 +63,8 @@ func (e *Engine) Info(ctx context.Context) (*system.Info, error) {
 		v.SecurityOptions = append(v.SecurityOptions, "name=no-new-privileges")
 	}
 	for _, w := range []struct{ feature, text string }{
-		{"memory", "No memory limit support"}, {"swap", "No swap limit support"}, {"cpu", "No cpu cfs quota support"},
-		{"cpuset", "No cpuset support"}, {"pids", "No pids limit support"},
+		{"memory", "No memory limit support"}, {"swap", "No swap limit support"}, {"cpu-quota", "No cpu cfs quota support"},
+		{"cpu-shares", "No cpu shares support"}, {"cpuset", "No cpuset support"}, {"pids", "No pids limit support"},
 	} {
 		if lacks(w.feature) {
 			v.Warnings = append(v.Warnings, "WARNING: "+w.text)

@@ -293,6 +293,7 @@ type Signal struct {
 	Exec   string // "" for the main process
 	Signal int
 	All    bool // every process of the container, by cgroup.kill if Signal is SIGKILL
+	Keep   bool // the container is started again when it has ended: its writable layer stays in spite of Run.Remove
 }
 
 func (*Signal) Kind() Kind { return KindSignal }
@@ -301,6 +302,7 @@ func (m *Signal) Fields(c *Coder) {
 	c.Str(&m.Exec)
 	c.Int(&m.Signal)
 	c.Bool(&m.All)
+	c.Bool(&m.Keep)
 }
 
 // Freeze pauses (On) or resumes a container by the cgroup freezer; OK comes once the kernel says it is so.

@@ -157,7 +157,7 @@ func (a *applier) entry(h *tar.Header, content io.Reader) error {
 	case tar.TypeSymlink:
 		err = a.symlink(h, parent, base, name)
 	case tar.TypeLink:
-		err = a.link(h, parent, base, name)
+		err = a.link(h, base, name)
 	case tar.TypeChar, tar.TypeBlock, tar.TypeFifo:
 		err = a.node(h, parent, base, name)
 	default:
@@ -553,7 +553,7 @@ func (a *applier) setXattrAt(parent int, base, key, value string) error {
 	})
 }
 
-func (a *applier) link(h *tar.Header, parent int, base, name string) error {
+func (a *applier) link(h *tar.Header, base, name string) error {
 	target, err := cleanName(h.Linkname)
 	if err != nil || target == "" || target == name {
 		return wire.Errorf(wire.Invalid, "invalid hardlink %q -> %q", h.Name, h.Linkname)
@@ -569,10 +569,7 @@ func (a *applier) link(h *tar.Header, parent int, base, name string) error {
 		}
 	}
 	if isMissing(err) {
-		if parent, err = a.parent(dirOf(name)); err != nil {
-			return err
-		}
-		return a.linkBelow(h, target, parent, base, name)
+		return a.linkBelow(h, target, base, name)
 	}
 	if err != nil {
 		return fmt.Errorf("invalid hardlink %q -> %q: %w", h.Name, h.Linkname, err)
@@ -580,7 +577,8 @@ func (a *applier) link(h *tar.Header, parent int, base, name string) error {
 	if st.Mode&unix.S_IFMT == unix.S_IFDIR || a.marks && isWhiteout(&st) {
 		return wire.Errorf(wire.Invalid, "invalid hardlink %q -> %q", h.Name, h.Linkname)
 	}
-	if parent, err = a.parent(dirOf(name)); err != nil {
+	parent, err := a.parent(dirOf(name)) // looking for the target may have dropped it from the cache
+	if err != nil {
 		return err
 	}
 	err = a.create(parent, base, name, func(parent int) error { return unix.Linkat(from, tbase, parent, base, 0) })
@@ -594,7 +592,7 @@ func (a *applier) link(h *tar.Header, parent int, base, name string) error {
 }
 
 // linkBelow makes a link to a file of the layers below: a copy, for a layer can hold no link to another.
-func (a *applier) linkBelow(h *tar.Header, target string, parent int, base, name string) error {
+func (a *applier) linkBelow(h *tar.Header, target, base, name string) error {
 	missing := wire.Errorf(wire.Invalid, "invalid hardlink %q -> %q: %w", h.Name, h.Linkname, unix.ENOENT)
 	below, err := a.layersBelow()
 	if err != nil {

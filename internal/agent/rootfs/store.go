@@ -28,7 +28,8 @@ type Store struct {
 	changed chan struct{}        // closed and replaced when layers or flights change; guarded by mu
 
 	syncer syncer
-	copies keyLock // volumes being filled
+	copies keyLock        // volumes being filled
+	sweeps sync.WaitGroup // sweeps that wait for a dying unpack process
 }
 
 // layerInfo is what is known of a layer; the file "layer" in its directory holds it as text.
@@ -133,7 +134,7 @@ func (s *Store) sweep(name string) {
 		s.swept(name, err)
 		return
 	}
-	go func() {
+	s.sweeps.Go(func() {
 		defer unix.Close(dir)
 		err := retry(func() error { return unix.Flock(fd, unix.LOCK_EX) })
 		unix.Close(fd)
@@ -141,7 +142,7 @@ func (s *Store) sweep(name string) {
 			err = removeTree(dir, name)
 		}
 		s.swept(name, err)
-	}()
+	})
 }
 
 func (s *Store) swept(name string, err error) {

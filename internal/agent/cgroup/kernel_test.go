@@ -72,7 +72,13 @@ func need(t testing.TB, why string) {
 // start runs a program in the cgroup in the way the agent does: cloned into v2 by a thread that has joined v1.
 func start(t testing.TB, c *Cgroup, arg ...string) *exec.Cmd {
 	t.Helper()
+	return startWith(t, c, func(*exec.Cmd) {}, arg...)
+}
+
+func startWith(t testing.TB, c *Cgroup, prepare func(*exec.Cmd), arg ...string) *exec.Cmd {
+	t.Helper()
 	cmd := exec.Command(arg[0], arg[1:]...)
+	prepare(cmd)
 	cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: c.FD(), Pdeathsig: unix.SIGKILL}
 	done := make(chan error)
 	go func() {

@@ -119,8 +119,8 @@ func TestVersionedArguments(t *testing.T) {
 	f := &fakeEngine{}
 	_, client := serveUnix(t, f)
 	for path, all := range map[string]bool{
-		"/v1.41/volumes/prune":                                     true,
-		"/v1.42/volumes/prune":                                     false,
+		"/v1.41/volumes/prune": true,
+		"/v1.42/volumes/prune": false,
 		"/v1.57/volumes/prune?filters=" + `{"all":{"true":true}}`:  true,
 		"/v1.57/volumes/prune?filters=" + `{"all":{"0":true}}`:     false,
 		"/v1.57/volumes/prune?filters=" + `{"label":{"a":true}}`:   false,

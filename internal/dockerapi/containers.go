@@ -53,8 +53,8 @@ func legacyNetwork(settings, _ map[string]any) {
 		"EndpointID": "", "Gateway": "", "GlobalIPv6Address": "", "GlobalIPv6PrefixLen": 0, "IPAddress": "",
 		"IPPrefixLen": 0, "IPv6Gateway": "", "MacAddress": "",
 	}
-	networks, _ := settings["Networks"].(map[string]any)
-	if bridge, ok := networks["bridge"].(map[string]any); ok {
+	networks, _ := member(settings, "Networks").(map[string]any)
+	if bridge, ok := member(networks, "bridge").(map[string]any); ok {
 		for name := range legacy {
 			if v, there := bridge[name]; there {
 				legacy[name] = v
@@ -66,17 +66,18 @@ func legacyNetwork(settings, _ map[string]any) {
 
 // shortIDAliases adds the short container id to the aliases on user-defined networks.
 func shortIDAliases(networks, top map[string]any) {
-	id, _ := top["Id"].(string)
+	id, _ := member(top, "Id").(string)
 	if len(id) < 12 {
 		return
 	}
-	for name, v := range networks {
-		ep, ok := v.(map[string]any)
-		if !ok || name == "bridge" || name == "host" || name == "none" || name == "default" {
+	for name := range networks {
+		if name == "bridge" || name == "host" || name == "none" || name == "default" {
 			continue
 		}
-		aliases, _ := ep["Aliases"].([]any)
-		ep["Aliases"] = append(aliases, id[:12])
+		if ep, ok := member(networks, name).(map[string]any); ok {
+			aliases, _ := member(ep, "Aliases").([]any)
+			ep["Aliases"] = append(aliases, id[:12])
+		}
 	}
 }
 

@@ -13,8 +13,8 @@ var imageListChanges = []change{
 	{below: 47, drop: []string{"Manifests"}},
 	{below: 44, do: func(img, _ map[string]any) { img["VirtualSize"] = img["Size"] }},
 	{below: 43, do: func(img, _ map[string]any) {
-		tags, _ := img["RepoTags"].([]any)
-		digests, _ := img["RepoDigests"].([]any)
+		tags, _ := member(img, "RepoTags").([]any)
+		digests, _ := member(img, "RepoDigests").([]any)
 		if len(tags) == 0 && len(digests) == 0 {
 			img["RepoTags"] = []string{"<none>:<none>"}
 			img["RepoDigests"] = []string{"<none>@<none>"}
@@ -40,7 +40,7 @@ var imageChanges = []change{
 		"GraphDriver": map[string]any{"Data": nil, "Name": "overlayfs"},
 	}},
 	{below: 52, do: func(img, _ map[string]any) {
-		if img["Config"] == nil {
+		if member(img, "Config") == nil {
 			img["Config"] = map[string]any{}
 		}
 	}},

@@ -172,10 +172,8 @@ func (c *call) json(code int, v any) error {
 		}
 	}()
 	buf.Reset()
-	enc := json.NewEncoder(buf)
-	enc.SetEscapeHTML(false) // as Docker; commands are full of & and <
-	if err := enc.Encode(v); err != nil {
-		return fmt.Errorf("encoding the answer: %w", err)
+	if err := encode(buf, v); err != nil {
+		return err
 	}
 	h := c.w.Header()
 	h["Content-Type"] = headerJSON
@@ -183,6 +181,16 @@ func (c *call) json(code int, v any) error {
 	c.began = true
 	c.w.WriteHeader(code)
 	c.w.Write(buf.Bytes()) // an error means that the client is gone
+	return nil
+}
+
+// encode writes v as one line of JSON. & and < stay as they are, as in Docker: commands are full of them.
+func encode(buf *bytes.Buffer, v any) error {
+	enc := json.NewEncoder(buf)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(v); err != nil {
+		return fmt.Errorf("encoding %T: %w", v, err)
+	}
 	return nil
 }
 

@@ -15,7 +15,7 @@ import (
 var infoChanges = []change{
 	{below: 53, drop: []string{"NRI"}},
 	{below: 52, do: func(info, _ map[string]any) {
-		if info["CgroupVersion"] == "1" { // with cgroup v2 the field was left out from 1.42 on
+		if member(info, "CgroupVersion") == "1" { // with cgroup v2 the field was left out from 1.42 on
 			info["KernelMemoryTCP"] = true
 		}
 	}},
@@ -35,7 +35,7 @@ var infoChanges = []change{
 	{below: 40, drop: []string{"PidsLimit", "KernelMemoryTCP"}},
 	{below: 39, drop: []string{"Warnings", "ProductLicense"}, do: func(info, _ map[string]any) {
 		for _, name := range []string{"KernelVersion", "OperatingSystem"} {
-			if info[name] == "" {
+			if member(info, name) == "" {
 				info[name] = "<unknown>"
 			}
 		}
@@ -48,10 +48,10 @@ func expectedCommit(commit, _ map[string]any) { commit["Expected"] = commit["ID"
 
 // securityNames turns "name=seccomp,profile=builtin" into "seccomp", all that was told before API 1.25.
 func securityNames(info, _ map[string]any) {
-	options, _ := info["SecurityOptions"].([]any)
+	options, _ := member(info, "SecurityOptions").([]any)
 	names := []string{}
 	for _, o := range options {
-		s, _ := o.(string)
+		s, _ := open(o).(string)
 		for _, kv := range strings.Split(s, ",") {
 			if name, ok := strings.CutPrefix(kv, "name="); ok {
 				names = append(names, name)

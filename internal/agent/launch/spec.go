@@ -76,28 +76,3 @@ type Proc struct {
 	PID   int      // in the agent's PID namespace
 	PIDFD *os.File // owned by the caller
 }
-
-// Compile makes the plan of s. Errors of class wire.Invalid tell of values that cannot be (an unknown rlimit, a
-// NUL byte in an argument). A plan is for one start; Close it if it is never started.
-// func Compile(s *Spec) (*Plan, error)
-//
-// String prints a plan, one operation a line.
-// func (p *Plan) String() string
-//
-// Thread is a parked OS thread. prepare runs on it; it may move the thread to cgroups and namespaces. prepare must
-// not unlock the thread.
-// func NewThread(prepare func() error) (*Thread, error)
-// func (t *Thread) Start(p *Plan) (Proc, error)
-// func (t *Thread) Close()                        // ends the thread
-//
-// Template starts processes in PID namespaces that exist. The caller must reap children it does not know: each start
-// makes one that ends at once.
-// func NewTemplate() (*Template, error)
-// func (t *Template) Start(p *Plan) (Proc, error)
-// func (t *Template) Close()
-//
-// func ProcMount(pidfd *os.File) (*os.File, error) // detached proc of the PID namespace of that process; nil: our own
-// func SeccompFilter(profile string, caps uint64) ([]unix.SockFilter, error)
-// func ParseCaps(names []string) (uint64, error); func CapNames(set uint64) []string
-// func DefaultCaps() uint64; func AllCaps() uint64 (what the agent holds); func CapsFor(set uint64, uid uint32) Caps
-// func InitMain(args []string) int                // PID 1 of --init, called by cmd/kiri-init when argv[0] is InitName

@@ -254,6 +254,19 @@ func (o *output) openSpool(i int) error {
 	return nil
 }
 
+// openLogNow opens the log although nothing may have come out yet, for a reader. Nil if there is none.
+func (o *output) openLogNow() (*logFile, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.logPath == "" || o.ended && o.log == nil {
+		return nil, nil
+	}
+	if err := o.openLog(); err != nil {
+		return nil, err
+	}
+	return o.log, nil
+}
+
 func (o *output) openLog() (err error) {
 	if o.log == nil {
 		o.log, err = openLog(o.logPath, o.policy, o.commit, o.warn)
@@ -337,6 +350,20 @@ func (o *output) dropSink(k int) {
 	o.sinks[k] = o.sinks[len(o.sinks)-1]
 	o.sinks[len(o.sinks)-1] = nil
 	o.sinks = o.sinks[:len(o.sinks)-1]
+}
+
+// unfinished is what has come out of source i and is not in the log yet: the beginning of a line. Called with o.mu held.
+func (o *output) unfinished(i int) []byte {
+	s := &o.src[i]
+	if s.spool < 0 || o.log == nil || s.end == o.log.done[i] {
+		return nil
+	}
+	p := make([]byte, s.end-o.log.done[i])
+	n, err := unix.Pread(s.spool, p, o.log.done[i])
+	if err != nil {
+		return nil
+	}
+	return p[:n]
 }
 
 // attach adds a client, which gets every byte from now on. If the output has ended, it ends too.

@@ -38,8 +38,8 @@ func (e *stdinEnd) write(p []byte) (n int, err error) {
 }
 
 // sourceEnded is called when a client has no more input.
-func (e *stdinEnd) sourceEnded(*stream) {
-	if e.once && !e.tty {
+func (e *stdinEnd) sourceEnded() {
+	if e != nil && e.once && !e.tty {
 		e.close()
 	}
 }

@@ -94,12 +94,10 @@ func (s *stream) send(i int, p []byte) bool {
 	if !s.want[i] {
 		return true
 	}
-	var head [8]byte
 	var parts [2][]byte
 	n := 0
 	if s.framed {
-		head = [8]byte{byte(i + 1), 0, 0, 0, byte(len(p) >> 24), byte(len(p) >> 16), byte(len(p) >> 8), byte(len(p))}
-		parts[0] = head[:]
+		parts[0] = s.header(i, len(p))
 		n = 1
 	}
 	parts[n] = p
@@ -127,6 +125,22 @@ func (s *stream) send(i int, p []byte) bool {
 		s.queued.Store(false)
 	}
 	return true
+}
+
+// header is Docker's multiplexing header for n bytes of stream i; nothing on a raw stream.
+func (s *stream) header(i, n int) []byte {
+	if !s.framed {
+		return nil
+	}
+	return []byte{byte(i + 1), 0, 0, 0, byte(n >> 24), byte(n >> 16), byte(n >> 8), byte(n)}
+}
+
+// begin lets input flow.
+func (s *stream) begin() {
+	s.mu.Lock()
+	s.early = false
+	s.mu.Unlock()
+	s.in.kick()
 }
 
 // sendNow sends what fits without waiting, to a socket or anything else that can be written to.
@@ -273,8 +287,9 @@ func (s *stream) moveInput() {
 			return
 		case n == 0:
 			s.inEOF = true
-			if s.input != nil {
-				s.input.sourceEnded(s)
+			s.input.sourceEnded()
+			if !s.want[0] && !s.want[1] {
+				s.closeLocked()
 			}
 			return
 		}
@@ -400,4 +415,3 @@ func dupFile(fd int, name string) (*os.File, error) {
 	}
 	return os.NewFile(uintptr(n), name), nil
 }
-

@@ -1,0 +1,145 @@
+//go:build linux
+
+package agent
+
+import (
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime/debug"
+
+	"golang.org/x/sys/unix"
+)
+
+// Main is `kiri-init agent`: it runs until a daemon retires it or SIGTERM comes, and returns the exit code. Containers
+// go on in either case.
+func Main(args []string, version string) int {
+	cfg, err := parseFlags(args, os.Stderr)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "kiri-init agent:", err)
+		return 2
+	}
+	cfg.Version = version
+	if err := runAgent(cfg); err != nil {
+		fmt.Fprintln(os.Stderr, "kiri-init agent:", err)
+		return 1
+	}
+	return 0
+}
+
+func parseFlags(args []string, out io.Writer) (Config, error) {
+	var cfg Config
+	fs := flag.NewFlagSet("kiri-init agent", flag.ContinueOnError)
+	fs.SetOutput(out)
+	fs.StringVar(&cfg.DataRoot, "data-root", "", "directory for what outlives a reboot: layers, logs, volumes")
+	fs.StringVar(&cfg.ExecRoot, "exec-root", "", "directory for what does not: the socket, state files")
+	fs.StringVar(&cfg.Network.Bridge, "bridge", "", "interface of the default bridge (kiri0)")
+	fs.StringVar(&cfg.Network.Table, "nft-table", "", "nf_tables table (kiri)")
+	fs.StringVar(&cfg.Network.Subnet, "subnet", "", "address and prefix of the default bridge (the first free of 172.17.0.0/16 and on)")
+	fs.IntVar(&cfg.Network.MTU, "mtu", 0, "MTU of the default bridge (the uplink's)")
+	if err := fs.Parse(args); err != nil {
+		return cfg, err
+	}
+	if fs.NArg() > 0 {
+		return cfg, fmt.Errorf("unexpected argument %q", fs.Arg(0))
+	}
+	for name, dir := range map[string]*string{"--data-root": &cfg.DataRoot, "--exec-root": &cfg.ExecRoot} {
+		if *dir == "" {
+			return cfg, fmt.Errorf("%s is missing", name)
+		}
+		abs, err := filepath.Abs(*dir)
+		if err != nil {
+			return cfg, fmt.Errorf("%s: %w", name, err)
+		}
+		*dir = abs
+	}
+	return cfg, nil
+}
+
+func runAgent(cfg Config) error {
+	if err := Seal(); err != nil {
+		return err
+	}
+	// A session of its own: a signal to the daemon's group, or its terminal's end, is not for us. It fails if we
+	// lead a group already, which is as good.
+	unix.Setsid()
+	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
+		return fmt.Errorf("becoming non-dumpable: %w", err)
+	}
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("becoming a subreaper: %w", err)
+	}
+	unix.Umask(0o022)
+	debug.SetGCPercent(50)
+	lock, err := Lock(cfg.ExecRoot)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	a, err := New(cfg)
+	if err != nil {
+		return err
+	}
+	s, err := a.Listen()
+	if err != nil {
+		a.closeAll()
+		return err
+	}
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, unix.SIGTERM, unix.SIGINT)
+	signal.Ignore(unix.SIGHUP, unix.SIGPIPE)
+	stop := make(chan struct{})
+	go func() {
+		<-signals
+		close(stop)
+	}()
+	debug.FreeOSMemory()
+	return s.Serve(stop)
+}
+
+// Seal makes sure that this process runs from a sealed memfd, and executes itself again from one if it does not. So
+// there is no file on the host behind /proc/PID/exe that a container could get hold of, and nothing that a write to
+// the installed binary could change under us.
+func Seal() error {
+	exe, err := os.Open("/proc/self/exe")
+	if err != nil {
+		return fmt.Errorf("opening this program: %w", err)
+	}
+	defer exe.Close()
+	const seals = unix.F_SEAL_SEAL | unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_WRITE
+	if got, err := unix.FcntlInt(exe.Fd(), unix.F_GET_SEALS, 0); err == nil && got&seals == seals {
+		os.Unsetenv(sealedEnv)
+		return nil
+	}
+	if os.Getenv(sealedEnv) != "" {
+		return fmt.Errorf("this program was executed from a memfd and does not run from one")
+	}
+	fd, err := unix.MemfdCreate("kiri-init", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING|mfdExec)
+	if err == unix.EINVAL { // before Linux 6.3 all of them are executable
+		fd, err = unix.MemfdCreate("kiri-init", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	}
+	if err != nil {
+		return fmt.Errorf("making a memfd: %w", err)
+	}
+	mem := os.NewFile(uintptr(fd), "kiri-init")
+	defer mem.Close()
+	if _, err := io.Copy(mem, exe); err != nil {
+		return fmt.Errorf("copying this program to a memfd: %w", err)
+	}
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals); err != nil {
+		return fmt.Errorf("sealing the memfd: %w", err)
+	}
+	if err := unix.Fchmod(fd, 0o755); err != nil {
+		return fmt.Errorf("making the memfd executable: %w", err)
+	}
+	env := append(os.Environ(), sealedEnv+"=1")
+	return fmt.Errorf("executing the memfd: %w", execFD(fd, os.Args, env))
+}
+
+const (
+	mfdExec   = 0x10
+	sealedEnv = "KIRI_SEALED" // keeps a kernel that will not do it from a loop
+)

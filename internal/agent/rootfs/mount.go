@@ -268,30 +268,42 @@ func (o *overlay) failed(fd int, what string, err error) error {
 // options are one page together, with paths relative to layers/ so that they are short. It runs in a thread
 // with a working directory and a mount namespace of its own, which ends with it; the mount is detached from there.
 func (o *overlay) mountClassic() (*os.File, error) {
-	type result struct {
-		f   *os.File
-		err error
-	}
-	ch := make(chan result)
+	var mnt *os.File
+	var err error
+	inNewThread(func() { mnt, err = o.classicThread() })
+	return mnt, err
+}
+
+// inNewThread runs do in a thread that ends afterwards, whatever do has made of it.
+func inNewThread(do func()) {
+	done := make(chan struct{})
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
-		f, err := o.classicThread()
-		ch <- result{f, err}
+		defer close(done)
+		runtime.LockOSThread()
+		if unix.Gettid() == unix.Getpid() { // the main thread is kept by Go for ever; while it is held here, do runs in another
+			inNewThread(do)
+			runtime.UnlockOSThread()
+			return
+		}
+		do() // locked until the goroutine's end, and so the thread's
 	}()
-	r := <-ch
-	return r.f, r.err
+	<-done
 }
 
 // classicThread runs in a thread that will not be used again.
 func (o *overlay) classicThread() (*os.File, error) {
-	if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS); err != nil {
+	// The working directory before the namespace: it is carried over into it, a descriptor's mount is not.
+	if err := unix.Unshare(unix.CLONE_FS); err != nil {
+		return nil, fmt.Errorf("taking a working directory of its own: %w", err)
+	}
+	if err := unix.Fchdir(o.store.syncer.fd); err != nil {
+		return nil, fmt.Errorf("entering layers: %w", err)
+	}
+	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return nil, fmt.Errorf("making a mount namespace: %w", err)
 	}
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return nil, fmt.Errorf("making mounts private: %w", err)
-	}
-	if err := unix.Fchdir(o.store.syncer.fd); err != nil {
-		return nil, fmt.Errorf("entering layers: %w", err)
 	}
 	options := o.classicOptions()
 	if len(options) >= os.Getpagesize() {
@@ -303,7 +315,7 @@ func (o *overlay) classicThread() (*os.File, error) {
 		flags = unix.MS_RDONLY
 	}
 	if err := unix.Mount("overlay", at, "overlay", flags, options); err != nil {
-		return nil, fmt.Errorf("mounting overlay (%s): %w", options, err)
+		return nil, fmt.Errorf("mounting overlay (%d layers, %.300s): %w", len(o.lower), options, err)
 	}
 	fd, err := unix.OpenTree(unix.AT_FDCWD, at, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
 	mnt, err := fileOf(fd, "overlay", err)

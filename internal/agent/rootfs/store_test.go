@@ -187,7 +187,7 @@ func TestRemoveDeepTree(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i := range 5000 {
+	for i := range 2500 {
 		if err := unix.Mkdirat(fd, "d", 0o700); err != nil {
 			t.Fatal(err)
 		}

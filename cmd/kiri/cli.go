@@ -59,7 +59,7 @@ func commands() []*command {
 		cmdRun(), cmdExec(), cmdPs(), cmdLogs(), cmdPull(), cmdImages(),
 		cmdCreate(), cmdStart(), cmdStop(), cmdRestart(), cmdKill(), cmdPause(), cmdUnpause(), cmdRename(), cmdRm(), cmdAttach(),
 		cmdWait(), cmdInspect(), cmdContainerInspect(), cmdImageInspect(), cmdRmi(), cmdTag(), cmdImport(),
-		cmdVersion(), cmdInfo(), cmdContext(), cmdDebugPlan(),
+		cmdVersion(), cmdInfo(), cmdContext(), cmdDebugPlan(), cmdBench(),
 	}
 }
 

@@ -32,6 +32,7 @@ type Options struct {
 	Image   string // must be on every engine
 	Network string // "none" or "bridge"
 	Command string // "true", found in the image's PATH
+	Floor   *Floor // if not nil, measured in the same rounds
 	// Progress, if not nil, is called before each round with its number (1 to Warmup+Runs).
 	Progress func(round, rounds int)
 }
@@ -84,6 +85,11 @@ func Lifecycle(ctx context.Context, engines []Engine, o Options) ([]*Row, error)
 	for round := range rounds {
 		if o.Progress != nil {
 			o.Progress(round+1, rounds)
+		}
+		if o.Floor != nil {
+			if err := o.Floor.Round(round >= o.Warmup); err != nil {
+				return rows, fmt.Errorf("measuring the floor: %w", err)
+			}
 		}
 		rand.Shuffle(len(subjects), func(i, j int) { subjects[i], subjects[j] = subjects[j], subjects[i] })
 		for _, s := range subjects {

@@ -1,3 +1,5 @@
+//go:build amd64 || arm64
+
 package bench
 
 import (
@@ -10,14 +12,6 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
-)
-
-// The names of the kernel's building blocks, as they are printed.
-const (
-	PrimCgroup     = "cgroup v2 create + remove"
-	PrimOverlay    = "overlay mount + unmount"
-	PrimVethCreate = "veth create + attach to bridge"
-	PrimVethDelete = "veth delete"
 )
 
 // Primitives measures the building blocks of a container start that are not a process, runs times each. All of it

@@ -41,7 +41,7 @@ func newCellFS(k cellKind) (_ *cellFS, err error) {
 		"source=devpts", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"); err != nil {
 		return nil, err
 	}
-	if k.ipc == "" {
+	if k.ipc == "" || k.ipc == "none" {
 		if m.shm, err = newShm(defaultShm); err != nil {
 			return nil, err
 		}

@@ -32,13 +32,12 @@ type cell struct {
 // cellKind says which namespaces a cell has of its own.
 type cellKind struct {
 	net string // "none", "bridge", "host" or "container"
-	ipc string // "" private, "host" or "container"
-	uts string // "" private or "host"
+	ipc string // "" private, "none" private without /dev/shm, "host" or "container"
 }
 
 // pooled are the kinds that are made ahead.
 func (k cellKind) pooled() bool {
-	return (k.net == "none" || k.net == "bridge") && k.ipc == "" && k.uts == ""
+	return (k.net == "none" || k.net == "bridge") && k.ipc == ""
 }
 
 // joins are the processes whose namespaces a cell of an unusual kind joins.
@@ -193,16 +192,9 @@ func (c *cell) enter(j joins) error {
 			return err
 		}
 	}
-	fresh := 0
-	if c.kind.ipc == "" {
-		fresh |= unix.CLONE_NEWIPC
-	}
-	if c.kind.uts == "" {
-		fresh |= unix.CLONE_NEWUTS
-	}
-	if fresh != 0 {
-		if err := unix.Unshare(fresh); err != nil {
-			return fmt.Errorf("making namespaces: %w", err)
+	if c.kind.ipc == "" || c.kind.ipc == "none" {
+		if err := unix.Unshare(unix.CLONE_NEWIPC); err != nil {
+			return fmt.Errorf("making an ipc namespace: %w", err)
 		}
 	}
 	return c.cgroup.JoinThread(0)

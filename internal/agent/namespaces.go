@@ -32,7 +32,7 @@ func (a *Agent) sharePID(c *container, cell *cell, mounts *mounter, spec *launch
 		return err
 	}
 	mounts.keep(spec.ProcMount)
-	for name, own := range map[string]bool{"net": cell.kind.net != "host", "ipc": cell.kind.ipc != "host", "uts": cell.kind.uts != "host"} {
+	for name, own := range map[string]bool{"net": cell.kind.net != "host", "ipc": cell.kind.ipc != "host"} {
 		if !own {
 			continue
 		}

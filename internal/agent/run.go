@@ -248,7 +248,7 @@ func (a *Agent) unreserve(c *container) {
 // takeCell finds out which namespaces the container has of its own and takes a cell of that kind.
 func (a *Agent) takeCell(c *container) (*cell, error) {
 	m := c.run
-	k := cellKind{net: m.Net.Mode, uts: m.UTS}
+	k := cellKind{net: m.Net.Mode}
 	var j joins
 	defer func() { closeAll([]*os.File{j.net, j.ipc}) }()
 	var err error
@@ -392,6 +392,7 @@ func (a *Agent) runSpec(c *container, cell *cell, mounts *mounter) (*launch.Spec
 		spec.Cloneflags &^= unix.CLONE_NEWCGROUP
 	}
 	if m.UTS != "host" {
+		spec.Cloneflags |= unix.CLONE_NEWUTS
 		spec.Hostname, spec.Domainname = m.Hostname, m.Domainname
 	}
 	if m.Init {

@@ -1,0 +1,253 @@
+//go:build linux
+
+// Probe is the payload of the launch tests: it does one thing inside a container and reports what it sees.
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// Report is what a process can tell about itself.
+type Report struct {
+	Args, Env  []string
+	Cwd        string
+	PID, PPID  int
+	SID, PGID  int
+	Status     map[string]string // of /proc/self/status
+	Namespaces map[string]string
+	FDs        map[int]string
+	Limits     string
+	Hostname   string
+	Domainname string
+	Umask      int
+	Mounts     []string
+	OOMAdj     string
+	Keyring    string
+}
+
+func main() {
+	args := os.Args[1:]
+	if filepath.Base(os.Args[0]) == "true" {
+		return
+	}
+	if len(args) == 0 {
+		fail(fmt.Errorf("no command"))
+	}
+	switch args[0] {
+	case "true":
+	case "report":
+		report()
+	case "exit":
+		os.Exit(number(args[1]))
+	case "cat":
+		for _, f := range args[1:] {
+			b, err := os.ReadFile(f)
+			check(err)
+			os.Stdout.Write(b)
+		}
+	case "write":
+		check(os.WriteFile(args[1], []byte(args[2]), 0o644))
+	case "ls":
+		l, err := os.ReadDir(args[1])
+		check(err)
+		for _, e := range l {
+			fmt.Println(e.Name())
+		}
+	case "call": // a system call; prints its errno
+		var a [7]uintptr
+		for i, v := range args[1:] {
+			n, err := strconv.ParseUint(v, 0, 64)
+			check(err)
+			a[i] = uintptr(n)
+		}
+		_, _, errno := syscall.Syscall6(a[0], a[1], a[2], a[3], a[4], a[5], a[6])
+		fmt.Println(int(errno))
+	case "wait": // until standard input ends
+		fmt.Println("ready")
+		io.Copy(io.Discard, os.Stdin)
+	case "signal": // prints the first signal it gets
+		c := make(chan os.Signal, 1)
+		signal.Notify(c, syscall.SIGTERM, syscall.SIGUSR1)
+		fmt.Println("ready")
+		fmt.Println((<-c).(syscall.Signal))
+	case "orphan": // leaves a child behind that exits, and waits for its end to show
+		p, err := os.StartProcess("/proc/self/exe", []string{"probe", "spawn"}, &os.ProcAttr{Files: []*os.File{os.Stdin, os.Stdout, os.Stderr}})
+		check(err)
+		_, err = p.Wait()
+		check(err)
+		for len(numbers("/proc")) > 2 { // init and this process
+			time.Sleep(time.Millisecond)
+		}
+		fmt.Println("reaped")
+	case "spawn":
+		_, err := os.StartProcess("/proc/self/exe", []string{"probe", "exit", "3"}, &os.ProcAttr{})
+		check(err)
+	case "kill-self":
+		check(syscall.Kill(os.Getpid(), syscall.Signal(number(args[1]))))
+		select {}
+	case "spy":
+		spy(args[1])
+	default:
+		fail(fmt.Errorf("unknown command %q", args[0]))
+	}
+}
+
+// spy attacks every process that appears in its PID namespace: it reads its memory, its descriptors, its rights, and
+// prints what should not be there. needle is what is looked for in memory. It ends when standard input does.
+func spy(needle string) {
+	fmt.Println("ready")
+	done := make(chan struct{})
+	go func() { io.Copy(io.Discard, os.Stdin); close(done) }()
+	known := map[int]bool{}
+	for _, pid := range numbers("/proc") {
+		known[pid] = true
+	}
+	looked := 0
+	next := os.Getpid()
+	for {
+		select {
+		case <-done:
+			fmt.Printf("looked at %d\n", looked)
+			return
+		default:
+		}
+		// PIDs are handed out in order, so the next newcomer's is known before it is there.
+		for pid := next; pid < next+64; pid++ {
+			if known[pid] {
+				continue
+			}
+			if mem, err := os.Open(fmt.Sprintf("/proc/%d/mem", pid)); err == nil {
+				known[pid] = true
+				looked++
+				inspect(pid, mem, needle)
+				mem.Close()
+				if pid > next {
+					next = pid
+				}
+			}
+		}
+	}
+}
+
+func inspect(pid int, mem *os.File, needle string) {
+	dir := fmt.Sprintf("/proc/%d/", pid)
+	if l, err := os.ReadDir(dir + "fd"); err == nil {
+		for _, e := range l {
+			if n := number(e.Name()); n > 2 {
+				// A race: the descriptor may be gone by now, and a program that runs already has its own.
+				if to, err := os.Readlink(dir + "fd/" + e.Name()); err == nil && !strings.HasPrefix(to, "socket:") && to != "anon_inode:[eventpoll]" && to != "anon_inode:[eventfd]" {
+					fmt.Printf("LEAK descriptor %d of %d: %s\n", n, pid, to)
+				}
+			}
+		}
+	}
+	if b, err := os.ReadFile(dir + "status"); err == nil {
+		for line := range strings.Lines(string(b)) {
+			k, v, _ := strings.Cut(strings.TrimSpace(line), ":\t")
+			if k == "CapEff" || k == "CapPrm" || k == "CapBnd" {
+				fmt.Printf("SAW %s %s\n", k, v)
+			}
+		}
+	}
+	if to, err := os.Readlink(dir + "ns/mnt"); err == nil {
+		fmt.Printf("SAW mnt %s\n", to)
+	}
+	b, err := os.ReadFile(dir + "maps")
+	if err != nil {
+		return
+	}
+	for line := range strings.Lines(string(b)) {
+		span, _, _ := strings.Cut(line, " ")
+		lo, hi, _ := strings.Cut(span, "-")
+		from, _ := strconv.ParseUint(lo, 16, 64)
+		to, _ := strconv.ParseUint(hi, 16, 64)
+		if to <= from || to-from > 64<<20 || int64(from) < 0 {
+			continue
+		}
+		buf := make([]byte, to-from)
+		n, _ := mem.ReadAt(buf, int64(from))
+		if strings.Contains(string(buf[:n]), needle) {
+			fmt.Printf("LEAK memory of %d: %s", pid, line)
+		}
+	}
+}
+
+func numbers(dir string) []int {
+	l, err := os.ReadDir(dir)
+	check(err)
+	var ns []int
+	for _, e := range l {
+		if n, err := strconv.Atoi(e.Name()); err == nil {
+			ns = append(ns, n)
+		}
+	}
+	return ns
+}
+
+func report() {
+	r := Report{Args: os.Args, Env: os.Environ(), PID: os.Getpid(), PPID: os.Getppid(), Status: map[string]string{}, Namespaces: map[string]string{}, FDs: map[int]string{}}
+	r.Umask = syscall.Umask(0)
+	r.Cwd, _ = os.Getwd()
+	sid, _, _ := syscall.Syscall(syscall.SYS_GETSID, 0, 0, 0)
+	r.SID = int(sid)
+	r.PGID = syscall.Getpgrp()
+	r.Hostname, _ = os.Hostname()
+	var u syscall.Utsname
+	if syscall.Uname(&u) == nil {
+		for _, c := range u.Domainname {
+			if c == 0 {
+				break
+			}
+			r.Domainname += string(rune(c))
+		}
+	}
+	b, _ := os.ReadFile("/proc/self/status")
+	for line := range strings.Lines(string(b)) {
+		k, v, _ := strings.Cut(strings.TrimSpace(line), ":")
+		r.Status[k] = strings.Join(strings.Fields(v), " ")
+	}
+	for _, n := range []string{"mnt", "pid", "net", "ipc", "uts", "cgroup", "user"} {
+		r.Namespaces[n], _ = os.Readlink("/proc/self/ns/" + n)
+	}
+	l, _ := os.ReadDir("/proc/self/fd")
+	for _, e := range l {
+		if to, err := os.Readlink("/proc/self/fd/" + e.Name()); err == nil {
+			r.FDs[number(e.Name())] = to
+		}
+	}
+	b, _ = os.ReadFile("/proc/self/limits")
+	r.Limits = string(b)
+	b, _ = os.ReadFile("/proc/self/mountinfo")
+	r.Mounts = strings.Split(strings.TrimSpace(string(b)), "\n")
+	b, _ = os.ReadFile("/proc/self/oom_score_adj")
+	r.OOMAdj = strings.TrimSpace(string(b))
+	b, _ = os.ReadFile("/proc/keys")
+	r.Keyring = string(b)
+	check(json.NewEncoder(os.Stdout).Encode(r))
+}
+
+func number(s string) int {
+	n, err := strconv.Atoi(s)
+	check(err)
+	return n
+}
+
+func check(err error) {
+	if err != nil {
+		fail(err)
+	}
+}
+
+func fail(err error) {
+	fmt.Fprintln(os.Stderr, "probe:", err)
+	os.Exit(99)
+}

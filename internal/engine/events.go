@@ -9,8 +9,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/distribution/reference"
 	"github.com/moby/moby/api/types/events"
+	"runkiri.com/kiri/internal/reference"
 )
 
 const (

@@ -23,8 +23,8 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/distribution/reference"
 	"github.com/moby/moby/api/types/registry"
+	"runkiri.com/kiri/internal/reference"
 )
 
 // Options of a Client. The zero value is good.

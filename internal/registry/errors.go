@@ -14,7 +14,7 @@ import (
 	"time"
 
 	cerrdefs "github.com/containerd/errdefs"
-	"github.com/distribution/reference"
+	"runkiri.com/kiri/internal/reference"
 )
 
 // ResponseError is an answer that is no success.

@@ -10,9 +10,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"runkiri.com/kiri/internal/reference"
 )
 
 // Resolve asks which manifest a reference means: tag or digest. Only media type, digest and size are set; the size may

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/distribution/reference"
+	"runkiri.com/kiri/internal/reference"
 )
 
 // readTags reads one page of a repository's tags; next is the path of the page after it, "" for the last.

@@ -7,8 +7,8 @@ import (
 	"net/url"
 	"strings"
 
-	"github.com/distribution/reference"
 	"github.com/spf13/pflag"
+	"runkiri.com/kiri/internal/reference"
 )
 
 func cmdPull() *command {

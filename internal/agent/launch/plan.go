@@ -153,6 +153,8 @@ func hint(s *step, errno unix.Errno) string {
 		return " (it is outside of the container's root)"
 	case s.nr == unix.SYS_OPENAT2 && errno == unix.ELOOP:
 		return " (a link into another process, or too many links)"
+	case s.nr == unix.SYS_MOVE_MOUNT && errno == unix.ELOOP:
+		return " (the target is inside of the mount)"
 	case s.nr == unix.SYS_SETNS && errno == unix.ESRCH:
 		return " (the container has stopped)"
 	case s.nr == unix.SYS_PRLIMIT64 && errno == unix.EPERM:

@@ -150,7 +150,7 @@ func (d *daemon) end(server *http.Server, hangUp context.CancelFunc) error {
 // serve answers on every listener. base is the parent of all requests' contexts.
 func (d *daemon) serve(base context.Context) *http.Server {
 	api := dockerapi.New(d.engine, version, d.log)
-	idle := newIdle()
+	idle := newIdle(d.log)
 	server := &http.Server{
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			idle.touch()

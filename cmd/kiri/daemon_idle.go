@@ -1,6 +1,7 @@
 package main
 
 import (
+	"log/slog"
 	"runtime/debug"
 	"sync/atomic"
 	"time"
@@ -11,14 +12,21 @@ const quiet = 5 * time.Second
 
 // idle gives memory back after bursts of work. There is no ticker: a daemon that nobody talks to never wakes up.
 type idle struct {
+	log      *slog.Logger
+	text     *text
 	timer    *time.Timer
 	armed    atomic.Bool
 	requests atomic.Uint64
-	seen     uint64 // requests at the timer's last turn; the timer's own
+	seen     uint64 // requests when the timer was last set; of whoever sets it
 }
 
-func newIdle() *idle {
-	i := &idle{}
+func newIdle(log *slog.Logger) *idle {
+	i := &idle{log: log}
+	var err error
+	if i.text, err = findText(); err != nil {
+		log.Debug("finding code pages", "error", err)
+		i.text = &text{}
+	}
 	i.timer = time.AfterFunc(time.Hour, i.turn)
 	i.timer.Stop()
 	return i
@@ -26,8 +34,9 @@ func newIdle() *idle {
 
 // touch notes a request. It costs two atomic operations unless it is the first after a quiet time.
 func (i *idle) touch() {
-	i.requests.Add(1)
+	n := i.requests.Add(1)
 	if !i.armed.Load() && i.armed.CompareAndSwap(false, true) {
+		i.seen = n
 		i.timer.Reset(quiet)
 	}
 }
@@ -40,6 +49,9 @@ func (i *idle) turn() {
 		return
 	}
 	debug.FreeOSMemory()
+	if err := i.text.release(); err != nil {
+		i.log.Debug("giving code pages back", "error", err)
+	}
 	i.armed.Store(false)
 	if i.requests.Load() != i.seen { // came between the look and the store, and found the timer armed
 		i.touch()

@@ -272,3 +272,28 @@ func TestFailedStartLeavesNothing(t *testing.T) {
 		t.Error("the socket is left behind")
 	}
 }
+
+// After a quiet time the daemon's memory goes back, code pages included, and it still works.
+func TestIdle(t *testing.T) {
+	i := newIdle(slog.New(slog.DiscardHandler))
+	i.touch()
+	if !i.armed.Load() {
+		t.Fatal("the first request does not start the timer")
+	}
+	i.timer.Stop()
+	i.touch()
+	i.turn() // a request came since the timer was set
+	if !i.armed.Load() {
+		t.Fatal("given up although there was work")
+	}
+	i.timer.Stop()
+	i.turn()
+	if i.armed.Load() {
+		t.Fatal("the timer goes on although nobody asks for anything")
+	}
+	i.touch()
+	if !i.armed.Load() {
+		t.Fatal("the next request does not start the timer")
+	}
+	i.timer.Stop()
+}

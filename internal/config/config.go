@@ -204,9 +204,6 @@ func (c *Config) checkNetwork() error {
 	if c.Bridge == "none" {
 		return errors.New("bridge none is not supported by kiri: there is always a default bridge")
 	}
-	if c.Bridge != "" && c.BIP != "" {
-		return errors.New("You specified --bridge (-b) and --bip, which are mutually exclusive. Please specify only one")
-	}
 	if c.BIP != "" {
 		p, err := netip.ParsePrefix(c.BIP)
 		if err != nil {

@@ -118,7 +118,6 @@ func TestRefusals(t *testing.T) {
 		{"", []string{"--data-root", "x"}, "must be an absolute path"},
 		{"", []string{"--bip", "10.0.0.1"}, "invalid bip"},
 		{"", []string{"--bip", "10.0.0.0/8"}, "the bridge's own IPv4 address"},
-		{"", []string{"-b", "x", "--bip", "10.0.0.1/8"}, "mutually exclusive"},
 		{"", []string{"-b", "none"}, "not supported by kiri"},
 		{"", []string{"--dns", "one"}, "one is not an ip address"},
 		{"", []string{"--label", "x"}, "bad attribute format: x"},

@@ -35,7 +35,7 @@ func (c *Config) options() []option {
 		{"tlscert", "", "tlscert", "path of the TLS certificate", (*stringValue)(&c.TLSCert)},
 		{"tlskey", "", "tlskey", "path of the TLS key", (*stringValue)(&c.TLSKey)},
 
-		{"bridge", "b", "bridge", "name of the default bridge", (*stringValue)(&c.Bridge)},
+		{"bridge", "b", "bridge", "name of the default bridge, which kiri makes", (*stringValue)(&c.Bridge)},
 		{"bip", "", "bip", "address and prefix length of the default bridge", (*stringValue)(&c.BIP)},
 		{"mtu", "", "mtu", "MTU of the default bridge", (*intValue)(&c.MTU)},
 		{"dns", "", "dns", "DNS server to use", (*listValue)(&c.DNS)},

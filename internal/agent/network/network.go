@@ -15,6 +15,7 @@ import (
 	"strings"
 
 	"github.com/google/nftables"
+	mdl "github.com/mdlayher/netlink"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -68,13 +69,13 @@ func Open(cfg Config) (*Network, error) {
 func (n *Network) open() error {
 	_, err := os.Stat(hostInetIPs)
 	n.ipv6 = err == nil
-	if n.links, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
+	if n.links, err = netlink.NewHandle(unix.NETLINK_ROUTE, unix.NETLINK_NETFILTER); err != nil {
 		return fmt.Errorf("opening a route socket: %w", err)
 	}
 	if n.rtnl, err = openRTNL(); err != nil {
 		return err
 	}
-	if n.nft, err = nftables.New(nftables.AsLasting()); err != nil {
+	if n.nft, err = nftables.New(nftables.AsLasting(), nftables.WithSockOptions(largeBuffers)); err != nil {
 		return fmt.Errorf("opening an nf_tables socket: %w", err)
 	}
 	subnet, err := n.setUpBridge()
@@ -99,6 +100,12 @@ func (n *Network) open() error {
 	return n.lookForDrops()
 }
 
+// largeBuffers makes room for thousands of ports in one transaction. It is a limit, not memory held.
+func largeBuffers(c *mdl.Conn) error {
+	const size = 8 << 20
+	return errors.Join(c.SetWriteBuffer(size), c.SetReadBuffer(size))
+}
+
 // Bridge describes the bridge.
 func (n *Network) Bridge() wire.Bridge {
 	return wire.Bridge{Name: n.cfg.Bridge, Subnet: n.cfg.Subnet, Gateway: n.pool.gateway.String(), MTU: n.cfg.MTU}
@@ -112,19 +119,33 @@ func (n *Network) Adopt(e wire.Endpoint) error {
 	if e.Address == "" {
 		return nil
 	}
-	return n.pool.adopt(e.Address, e.MAC)
-}
-
-// Release makes the address of e free again. The namespace must be dying.
-func (n *Network) Release(e wire.Endpoint) {
-	if e.Address != "" {
-		n.pool.release(e.Address)
+	if err := n.pool.adopt(e.Address, e.MAC); err != nil {
+		return err
 	}
+	return n.adoptPorts(e)
 }
 
-// Close closes the sockets; it removes nothing.
+// Release makes the address of e free again and takes its ports off the host. The namespace must be dying. If the
+// ports cannot be taken off, which only a kernel out of memory or a foreign change of the table can cause, the address
+// is not given to another container.
+func (n *Network) Release(e wire.Endpoint) error {
+	if e.Address == "" {
+		return nil
+	}
+	if err := n.unpublish(e); err != nil {
+		return fmt.Errorf("releasing %s: %w", e.Address, err)
+	}
+	n.pool.release(e.Address)
+	return nil
+}
+
+// Close closes the sockets, those of published ports too; it removes nothing.
 func (n *Network) Close() error {
 	var failed error
+	n.ports.mu.Lock()
+	defer n.ports.mu.Unlock()
+	closeSockets(n.ports.held)
+	n.ports.held = nil
 	if n.links != nil {
 		n.links.Close()
 	}

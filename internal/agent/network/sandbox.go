@@ -42,6 +42,14 @@ func (n *Network) New(kind string, want wire.NetConfig) (*Sandbox, error) {
 	if err != nil {
 		return nil, err
 	}
+	// A port that was published for this address's owner before a crash must not lead to its next one.
+	n.ports.mu.Lock()
+	err = n.dropStale(func(v portValue) bool { return v.addr() == addr })
+	n.ports.mu.Unlock()
+	if err != nil {
+		n.pool.release(addr.String())
+		return nil, err
+	}
 	e := &endpoint{addr: addr, mac: mac, announce: want.MAC != ""}
 	ns, err := n.makeNS(e)
 	if err != nil {
@@ -137,7 +145,7 @@ func (n *Network) fill(fd int, e *endpoint) error {
 			return err
 		}
 	}
-	if err := inside.do(up(loIndex), up(index), n.address(index, e.addr), n.route(index)); err != nil {
+	if err := inside.do(up(loIndex), up(index), n.addressOf(index, e.addr), n.route(index)); err != nil {
 		return fmt.Errorf("setting up eth0 with %s: %w", e.addr, err)
 	}
 	return nil
@@ -215,8 +223,8 @@ func up(index uint32) *nl.NetlinkRequest {
 	return request(unix.RTM_NEWLINK, 0, m)
 }
 
-// address makes the message that gives link index an address of the subnet.
-func (n *Network) address(index uint32, a netip.Addr) *nl.NetlinkRequest {
+// addressOf makes the message that gives link index an address of the subnet.
+func (n *Network) addressOf(index uint32, a netip.Addr) *nl.NetlinkRequest {
 	m := nl.NewIfAddrmsg(unix.AF_INET)
 	m.Prefixlen, m.Index = uint8(n.pool.subnet.Bits()), index
 	last := n.pool.at(uint32(n.pool.size() - 1))

@@ -19,8 +19,20 @@ import (
 // The table.
 //
 //	table ip kiri {
+//	  map ports { type inet_proto . ipv4_addr . inet_service : ipv4_addr . inet_service; }
+//	  chain guard { type filter hook prerouting priority raw; policy accept;
+//	    iifname "kiri0" ip daddr 127.0.0.0/8 drop               # see ports.go
+//	    iifname "kiri0" ip saddr 127.0.0.0/8 drop
+//	  }
+//	  chain prerouting { type nat hook prerouting priority dstnat; policy accept;
+//	    fib daddr type local dnat to meta l4proto . ip daddr . th dport map @ports
+//	    fib daddr type local dnat to meta l4proto . 0.0.0.0 . th dport map @ports
+//	  }
+//	  chain output { type nat hook output priority dstnat; policy accept; the same two rules }
 //	  chain postrouting { type nat hook postrouting priority srcnat; policy accept;
 //	    ip saddr SUBNET oifname != "kiri0" masquerade
+//	    oifname "kiri0" ip saddr 127.0.0.0/8 masquerade         # the host to a published port by its loopback
+//	    oifname "kiri0" ip saddr SUBNET ct status dnat masquerade # a container to one: the answer must come back here
 //	  }
 //	  chain forward { type filter hook forward priority filter; policy accept|drop;
 //	    iifname "kiri0" accept                                  # containers to each other and out
@@ -73,10 +85,34 @@ func (n *Network) chains(drop bool) []chainSpec {
 			ruleSpec{"to bridges of other kiri engines", rule(out(defaultPrefix+"*"), accept)})
 	}
 	all := nftables.ChainPolicyAccept
+	dnat := []ruleSpec{
+		{"ports published on this address", n.dnat(payload(16, 9))},
+		{"ports published on all addresses", n.dnat(&expr.Immediate{Register: 9, Data: make([]byte, 4)})},
+	}
+	loopback := netip.MustParsePrefix("127.0.0.0/8")
 	return []chainSpec{
 		{
+			nftables.Chain{Name: "guard", Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityRaw, Policy: &all},
+			[]ruleSpec{
+				{"the host's loopback is its own", rule(in(bridge), destination(loopback), dropped)},
+				{"nobody else has a loopback address", rule(in(bridge), source(loopback), dropped)},
+			},
+		},
+		{
+			nftables.Chain{Name: "prerouting", Type: nftables.ChainTypeNAT, Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityNATDest, Policy: &all},
+			dnat,
+		},
+		{
+			nftables.Chain{Name: "output", Type: nftables.ChainTypeNAT, Hooknum: nftables.ChainHookOutput, Priority: nftables.ChainPriorityNATDest, Policy: &all},
+			dnat,
+		},
+		{
 			nftables.Chain{Name: "postrouting", Type: nftables.ChainTypeNAT, Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityNATSource, Policy: &all},
-			[]ruleSpec{{"containers go out with the host's address", rule(source(n.pool.subnet), notOut(bridge), &expr.Masq{})}},
+			[]ruleSpec{
+				{"containers go out with the host's address", rule(source(n.pool.subnet), notOut(bridge), &expr.Masq{})},
+				{"the host to a published port by its loopback", rule(out(bridge), source(loopback), &expr.Masq{})},
+				{"a container to a published port", rule(out(bridge), source(n.pool.subnet), state(expr.CtKeySTATUS, ctStatusDNAT), &expr.Masq{})},
+			},
 		},
 		{
 			nftables.Chain{Name: "forward", Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityFilter, Policy: &policy},
@@ -96,6 +132,11 @@ func (n *Network) setUpTable(turningOn bool) error {
 	}
 	drop := turningOn || there != nil && policy == nftables.ChainPolicyDrop
 	want := n.chains(drop)
+	published, err := n.readPorts(there != nil)
+	if err != nil {
+		return err
+	}
+	n.ports.stale = published
 	if there != nil && slices.Equal(there, flat(want)) {
 		return nil
 	}
@@ -103,6 +144,19 @@ func (n *Network) setUpTable(turningOn bool) error {
 	if there != nil {
 		n.nft.DelTable(t) // with all that is in it; unseen from outside until the new one is there
 		t = n.nft.AddTable(n.table())
+	}
+	var elements []nftables.SetElement
+	for k, v := range published {
+		elements = append(elements, nftables.SetElement{Key: k[:], Val: v[:]})
+	}
+	ports := n.portMap()
+	if err := n.nft.AddSet(ports, nil); err != nil {
+		return fmt.Errorf("writing map %s: %w", ports.Name, err)
+	}
+	for some := range slices.Chunk(elements, elementsPerMessage) {
+		if err := n.nft.SetAddElements(ports, some); err != nil {
+			return fmt.Errorf("writing map %s: %w", ports.Name, err)
+		}
 	}
 	for _, c := range want {
 		c.chain.Table = t
@@ -126,9 +180,9 @@ func (r ruleSpec) text() string {
 	return fmt.Sprintf("%s [%08x]", r.comment, h.Sum32())
 }
 
-// flat is what is compared: the chains in order, each followed by its rules.
+// flat is what is compared: the map, then the chains in order, each followed by its rules.
 func flat(chains []chainSpec) []string {
-	var out []string
+	out := []string{portMapName}
 	for _, c := range chains {
 		out = append(out, fmt.Sprintf("%s %d", c.chain.Name, *c.chain.Policy))
 		for _, r := range c.rules {
@@ -152,7 +206,14 @@ func (n *Network) readTable() ([]string, nftables.ChainPolicy, error) {
 	if err != nil {
 		return nil, policy, fmt.Errorf("listing chains: %w", err)
 	}
+	sets, err := n.nft.GetSets(n.table())
+	if err != nil {
+		return nil, policy, fmt.Errorf("listing maps: %w", err)
+	}
 	out := []string{}
+	for _, s := range sets {
+		out = append(out, s.Name)
+	}
 	for _, c := range chains {
 		if c.Table.Name != n.cfg.Table {
 			continue
@@ -175,6 +236,61 @@ func (n *Network) readTable() ([]string, nftables.ChainPolicy, error) {
 		}
 	}
 	return out, policy, nil
+}
+
+const portMapName = "ports"
+
+// portMap is the map of published ports.
+func (n *Network) portMap() *nftables.Set {
+	return &nftables.Set{
+		Table: n.table(), Name: portMapName, IsMap: true, Concatenation: true, KeyByteOrder: binaryutil.BigEndian,
+		KeyType:  nftables.MustConcatSetType(nftables.TypeInetProto, nftables.TypeIPAddr, nftables.TypeInetService),
+		DataType: nftables.MustConcatSetType(nftables.TypeIPAddr, nftables.TypeInetService),
+	}
+}
+
+// readPorts returns what an earlier agent has published.
+func (n *Network) readPorts(there bool) (map[portKey]portValue, error) {
+	out := map[portKey]portValue{}
+	if !there {
+		return out, nil
+	}
+	sets, err := n.nft.GetSets(n.table())
+	if err != nil {
+		return nil, fmt.Errorf("listing maps: %w", err)
+	}
+	if !slices.ContainsFunc(sets, func(s *nftables.Set) bool { return s.Name == portMapName }) {
+		return out, nil
+	}
+	elements, err := n.nft.GetSetElements(n.portMap())
+	if err != nil {
+		return nil, fmt.Errorf("listing published ports: %w", err)
+	}
+	for _, e := range elements {
+		if len(e.Key) == len(portKey{}) && len(e.Val) == len(portValue{}) {
+			out[portKey(e.Key)] = portValue(e.Val)
+		}
+	}
+	return out, nil
+}
+
+// dnat looks a local destination up in the map, with the address that host puts in register 9. Registers 8 to 10 hold the
+// key, 12 and 13 the value: the 32-bit names of the second and the third of the four 128-bit ones.
+func (n *Network) dnat(host expr.Any) []expr.Any {
+	return rule(
+		&expr.Fib{Register: 1, ResultADDRTYPE: true, FlagDADDR: true},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binaryutil.NativeEndian.PutUint32(unix.RTN_LOCAL)},
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 8},
+		host,
+		&expr.Payload{DestRegister: 10, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
+		&expr.Lookup{SourceRegister: 8, DestRegister: 12, IsDestRegSet: true, SetName: portMapName},
+		&expr.NAT{Type: expr.NATTypeDestNAT, Family: unix.NFPROTO_IPV4, RegAddrMin: 12, RegProtoMin: 13, Specified: true},
+	)
+}
+
+// payload loads an address of the IP header.
+func payload(offset, register uint32) expr.Any {
+	return &expr.Payload{DestRegister: register, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: 4}
 }
 
 // removeTable also turns forwarding off if the policy says that kiri turned it on, unless another engine of kiri needs it.
@@ -263,11 +379,14 @@ func state(key expr.CtKey, bits uint32) []expr.Any {
 	}
 }
 
-// source compares the source address with a subnet.
-func source(p netip.Prefix) []expr.Any {
+// source compares the source address with a subnet, destination the other.
+func source(p netip.Prefix) []expr.Any      { return address(12, p) }
+func destination(p netip.Prefix) []expr.Any { return address(16, p) }
+
+func address(offset uint32, p netip.Prefix) []expr.Any {
 	mask := ^uint32(0) << (32 - p.Bits())
 	return []expr.Any{
-		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 12, Len: 4},
+		payload(offset, 1),
 		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: binaryutil.BigEndian.PutUint32(mask), Xor: make([]byte, 4)},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: p.Masked().Addr().AsSlice()},
 	}

@@ -125,7 +125,7 @@ func (c *Cgroup) move() error {
 		return nil
 	}
 	last := len(c.v1) - 1
-	if err := evict(old.v1[last], old.name, c.m.home[last]); err != nil {
+	if err := evict(old.v1[last], old.name, c.m.home[last], removeWait); err != nil {
 		return err
 	}
 	if err := removeDeep(old.v1[last], old.name); err != nil {
@@ -278,9 +278,9 @@ func (c *Cgroup) Remove() error {
 	var failed error
 	for i, dir := range c.v1 {
 		err := removeDeep(dir, c.name)
-		if errors.Is(err, unix.EBUSY) {
-			// No process is left, so what is there is a thread of ours that has not left.
-			if err = evict(dir, c.name, c.m.home[i%len(c.m.home)]); err == nil {
+		for errors.Is(err, unix.EBUSY) && time.Now().Before(end) {
+			// No process is left, so what is there is a thread of ours that has not left or is just ending.
+			if err = evict(dir, c.name, c.m.home[i%len(c.m.home)], time.Until(end)); err == nil {
 				err = removeDeep(dir, c.name)
 			}
 		}
@@ -289,19 +289,69 @@ func (c *Cgroup) Remove() error {
 	return errors.Join(failed, c.Close())
 }
 
-// evict moves the threads of this process that are in a v1 cgroup back home.
-func evict(dir int, name string, home int) error {
-	text, err := read(dir, name+"/tasks")
+// evict moves the threads of this process that are in a v1 cgroup back home, and waits for the end of those that the
+// kernel does not move any more because they have begun to end.
+func evict(dir int, name string, home int, limit time.Duration) error {
+	tids, err := tasks(dir, name)
 	if err != nil {
 		return err
 	}
-	for _, tid := range strings.Fields(text) {
-		if _, err := os.Stat("/proc/self/task/" + tid); err != nil {
+	for _, tid := range tids {
+		if _, err := os.Stat("/proc/self/task/" + strconv.Itoa(tid)); err != nil {
 			continue
 		}
-		if _, err := unix.Write(home, []byte(tid)); err != nil && !errors.Is(err, unix.ESRCH) {
-			return fmt.Errorf("moving thread %s out of cgroup %s: %w", tid, name, err)
+		if _, err := unix.Write(home, []byte(strconv.Itoa(tid))); err != nil && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("moving thread %d out of cgroup %s: %w", tid, name, err)
 		}
+	}
+	if tids, err = tasks(dir, name); err != nil {
+		return err
+	}
+	for _, tid := range tids {
+		if err := awaitThread(tid, limit); err != nil {
+			return fmt.Errorf("waiting for the end of thread %d in cgroup %s: %w", tid, name, err)
+		}
+	}
+	return nil
+}
+
+// tasks lists the threads in a v1 cgroup; one that is gone has none.
+func tasks(dir int, name string) ([]int, error) {
+	text, err := read(dir, name+"/tasks")
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var tids []int
+	for _, f := range strings.Fields(text) {
+		tid, err := strconv.Atoi(f)
+		if err != nil {
+			return nil, fmt.Errorf("parsing tasks: %w", err)
+		}
+		tids = append(tids, tid)
+	}
+	return tids, nil
+}
+
+// awaitThread returns when a thread has ended, or after limit.
+func awaitThread(tid int, limit time.Duration) error {
+	fd, err := unix.PidfdOpen(tid, unix.PIDFD_THREAD)
+	switch {
+	case errors.Is(err, unix.ESRCH):
+		return nil
+	case errors.Is(err, unix.EINVAL):
+		// Before Linux 6.9 there are no pidfds of threads; the caller looks again after the time a thread's end takes.
+		time.Sleep(time.Millisecond)
+		return nil
+	case err != nil:
+		return err
+	}
+	defer unix.Close(fd)
+	p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+	if _, err := unix.Poll(p, int(limit/time.Millisecond)+1); err != nil && !errors.Is(err, unix.EINTR) {
+		return err
 	}
 	return nil
 }

@@ -37,7 +37,11 @@ func (c *Cgroup) OpenV1(file string) ([]V1File, error) {
 			return nil, fmt.Errorf("opening %s of cgroup %s: %w", file, c.Path(), err)
 		}
 		t := c.m.trees[i%len(c.m.trees)]
-		files = append(files, V1File{Name: strings.Join(t.controllers, ","), File: os.NewFile(uintptr(fd), name)})
+		label := strings.Join(t.controllers, ",")
+		if t == c.m.h.devices && label == "" {
+			label = "devices"
+		}
+		files = append(files, V1File{Name: label, File: os.NewFile(uintptr(fd), name)})
 	}
 	return files, nil
 }

@@ -430,3 +430,28 @@ func TestStatsCount(t *testing.T) {
 		t.Errorf("memory limit %d, stat %v", s.MemoryLimit, s.MemoryStat)
 	}
 }
+
+// A parked thread is ended and its cgroup removed at once: for a moment the kernel still counts it and yet does not move
+// it any more.
+func TestRemoveWhileThreadEnds(t *testing.T) {
+	m := manager(t)
+	if len(m.trees) == 0 {
+		need(t, "no v1 hierarchies here")
+	}
+	for range 300 {
+		c := make1(t, m)
+		end, joined := make(chan struct{}), make(chan error)
+		go func() {
+			runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+			joined <- c.JoinThread(0)
+			<-end
+		}()
+		if err := <-joined; err != nil {
+			t.Fatal(err)
+		}
+		close(end)
+		if err := c.Remove(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

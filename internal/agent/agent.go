@@ -100,6 +100,9 @@ func New(cfg Config) (a *Agent, err error) {
 	if err := a.findContainers(); err != nil {
 		return nil, err
 	}
+	if err := a.net.Adopted(); err != nil {
+		return nil, err
+	}
 	go a.reap()
 	return a, nil
 }

@@ -33,6 +33,7 @@ type stream struct {
 
 	queued atomic.Bool   // something may be in queue, or is on its way there
 	room   chan struct{} // holds one: a replay may go on
+	hungUp atomic.Bool   // the client has gone; what it has sent is still to be read
 
 	mu       sync.Mutex // guards all below
 	fd       int        // -1 when it is over
@@ -75,10 +76,9 @@ func (s *stream) start() error {
 	}
 	w, err := s.loop.watch(s.fd, watchRead|watchWrite, func(events uint32) {
 		if events&(unix.EPOLLHUP|unix.EPOLLERR) != 0 {
-			go s.close()
-			return
+			s.hungUp.Store(true)
 		}
-		if events&(unix.EPOLLIN|unix.EPOLLRDHUP) != 0 {
+		if events&(unix.EPOLLIN|unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR) != 0 {
 			s.in.kick()
 		}
 		if events&unix.EPOLLOUT != 0 && s.queued.Load() {
@@ -268,6 +268,9 @@ func (s *stream) moveInput() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var buf [8 << 10]byte
+	if s.early && s.hungUp.Load() {
+		s.closeLocked()
+	}
 	for s.fd >= 0 && !s.early {
 		if len(s.pending) > 0 {
 			if !s.writeInput() {
@@ -276,6 +279,9 @@ func (s *stream) moveInput() {
 			continue
 		}
 		if s.inEOF {
+			if s.hungUp.Load() {
+				s.closeLocked()
+			}
 			return
 		}
 		n, err := readFD(s.fd, buf[:])
@@ -291,7 +297,6 @@ func (s *stream) moveInput() {
 			if !s.want[0] && !s.want[1] {
 				s.closeLocked()
 			}
-			return
 		}
 		if s.input == nil {
 			continue

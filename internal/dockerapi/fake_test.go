@@ -295,7 +295,7 @@ func (f *fakeEngine) DiskUsage(_ context.Context, opts engine.DiskUsageOptions) 
 	if all || opts.Images {
 		du.ImageUsage = &image.DiskUsage{TotalSize: 7, TotalCount: 1}
 		if opts.Verbose {
-			du.ImageUsage.Items = []image.Summary{{ID: "sha256:1", Size: 7}}
+			du.ImageUsage.Items = []image.Summary{{ID: "sha256:1", Size: 7, Containers: 3}}
 		}
 	}
 	if all || opts.Containers {

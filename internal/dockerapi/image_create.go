@@ -150,10 +150,7 @@ func (c *call) importImage(platform string) error {
 	} else if src == "" {
 		return invalidf("either fromImage or fromSrc must be given")
 	}
-	id, err := c.s.engine.ImageImport(c.ctx, opts, r, p.send)
-	if err == nil {
-		p.send(jsonstream.Message{Status: id})
-	}
+	_, err := c.s.engine.ImageImport(c.ctx, opts, r, p.send) // the last message tells the id
 	return p.end(err)
 }
 

@@ -7,8 +7,12 @@ import (
 )
 
 // imageListChanges tell how an element of GET /images/json differed.
-var imageListChanges = []change{
-	{below: 51, do: func(img, _ map[string]any) { img["Containers"] = -1 }},
+var imageListChanges = append([]change{
+	{below: 51, do: func(img, _ map[string]any) { img["Containers"] = -1 }}, // GET /system/df always counted them
+}, imageSummaryChanges...)
+
+// imageSummaryChanges tell how an image differed in any list.
+var imageSummaryChanges = []change{
 	{below: 48, drop: []string{"Descriptor"}},
 	{below: 47, drop: []string{"Manifests"}},
 	{below: 44, do: func(img, _ map[string]any) { img["VirtualSize"] = img["Size"] }},

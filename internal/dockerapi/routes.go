@@ -67,7 +67,7 @@ var routes = []route{
 	{method: "GET", pattern: "/distribution/{name}/json", since: 30, what: "distribution inspect"},
 
 	{method: "POST", pattern: "/build", what: "build"},
-	{method: "POST", pattern: "/build/prune", since: 31, what: "build prune"},
+	{method: "POST", pattern: "/build/prune", since: 31, handle: buildPrune},
 	{method: "POST", pattern: "/build/cancel", since: 39, what: "build cancel"},
 	{method: "POST", pattern: "/session", since: 31, what: "build session"},
 	{method: "POST", pattern: "/grpc", since: 31, what: "build over grpc"},

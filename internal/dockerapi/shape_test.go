@@ -99,6 +99,7 @@ func TestAnswersOfEachVersion(t *testing.T) {
 		{"/system/df", "LayersSize", 53, all, "-"},
 		{"/system/df", "Images.0.Id", 25, 52, "sha256:1"},
 		{"/system/df", "Images.0.VirtualSize", 25, 43, 7.0},
+		{"/system/df", "Images.0.Containers", 25, 52, 3.0},
 		{"/system/df", "Volumes", 25, 52, nil},
 		{"/system/df", "BuilderSize", 25, 41, 0.0},
 		{"/system/df", "BuilderSize", 42, all, "-"},

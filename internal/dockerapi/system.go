@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"strings"
 
+	"github.com/moby/moby/api/types/build"
 	"github.com/moby/moby/api/types/registry"
 	"github.com/moby/moby/api/types/system"
 
@@ -132,6 +133,15 @@ func systemAuth(c *call) error {
 	return c.json(http.StatusOK, v)
 }
 
+// buildPrune answers that there was nothing: without a builder there is no cache. `docker system prune` asks for it
+// among other things and would fail as a whole.
+func buildPrune(c *call) error {
+	if _, err := c.filters(); err != nil {
+		return err
+	}
+	return c.json(http.StatusOK, build.CachePruneReport{})
+}
+
 // systemDiskUsage: the answer had lists of everything before API 1.52; 1.52 has those and the current form, 1.53
 // only the current one, whose lists are filled when asked for.
 func systemDiskUsage(c *call) error {
@@ -178,7 +188,7 @@ func (c *call) legacyDiskUsage(du *system.DiskUsage) (map[string]any, error) {
 	var err error
 	if u := du.ImageUsage; u != nil {
 		answer["LayersSize"] = u.TotalSize
-		if answer["Images"], err = shape(list(u.Items), c.version, imageListChanges); err != nil {
+		if answer["Images"], err = shape(list(u.Items), c.version, imageSummaryChanges); err != nil {
 			return nil, fmt.Errorf("images: %w", err)
 		}
 	}

@@ -20,8 +20,9 @@ import (
 //	only           errno that alt is for; 0: any
 //	flags
 //
-// A failure stores errno at the status address. A fatal one also stores the op's address behind it, and the walk goes
-// on at the program's failure ops, which end the process. execve and exit are ops like any other; they do not return.
+// A fatal failure stores its errno and the op's address at the status address, and the walk goes on at the program's
+// failure ops, which end the process. Every failure, allowed or not, stores its errno behind those two. execve and exit
+// are ops like any other; they do not return.
 const (
 	opNr    = 0
 	opArgs  = 1
@@ -36,11 +37,12 @@ const (
 	flagSlot0 = 1 << 8 // argument 0 is the address of its value; and so on to bit 13
 )
 
-// The status of a walk: errno and the address of the fatal op.
+// The words of a walk's status.
 const (
-	statusErrno = 0
-	statusOp    = 1
-	statusWords = 2
+	statusErrno = 0 // of the fatal failure
+	statusOp    = 1 // address of the op that failed; 0 if none has
+	statusLast  = 2 // errno of the last failure
+	statusWords = 3
 )
 
 // label names a place in a program: the index of a step. noLabel is none.

@@ -168,7 +168,7 @@ func makeTemplate(base uint64, socket int) (int, error) {
 	}
 	Proc{PID: int(ret), PIDFD: os.NewFile(uintptr(uint32(prog[0])), "pidfd")}.discard()
 	if made == 0 {
-		return 0, cloneError(unix.Errno(peek(base + areaStatus)))
+		return 0, cloneError(unix.Errno(peek(base + areaStatus + 8*statusLast)))
 	}
 	return made, nil
 }

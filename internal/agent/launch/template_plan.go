@@ -77,7 +77,7 @@ func (c *compiler) templateProgram() {
 	pid := p.newSlot()
 	iov := p.words(
 		word{v: base + areaHeader}, num(nonceSize),
-		word{v: base + areaStatus}, num(8*statusWords),
+		word{v: base + areaStatus}, num(8*2), // errno, op
 		data(pid), num(8))
 	// struct cmsghdr with one descriptor, which the kernel's clone writes right there.
 	pidfd := p.words(word{v: unix.SizeofCmsghdr + 4}, word{v: unix.SOL_SOCKET | unix.SCM_RIGHTS<<32}, num(0))
@@ -85,7 +85,7 @@ func (c *compiler) templateProgram() {
 	failed := p.words(msghdr(data(iov), 3, num(0), 0)...)
 
 	p.note = "after a failure"
-	p.add("report the failure", "", unix.SYS_SENDMSG, num(fdReport), shownData(failed, "{nonce, errno, step}"), num(0)).alt = p.here() + 1
+	p.add("report the failure", "", unix.SYS_SENDMSG, num(fdReport), shownData(failed, "{nonce, errno, step}"), num(0)).alt = p.here()
 	c.exit(1)
 
 	c.plan.start = p.here()
@@ -215,7 +215,8 @@ func loopProgram(base uint64, socket int, unmap [][2]uint64) (p *program, start 
 	body := p.words(msghdr(data(iov2), 2, num(0), 0)...)
 	binary.LittleEndian.PutUint64(p.data[iov2:], uint64(head+5*8)) // where the control size goes
 	p.relocs = append(p.relocs, iov2)
-	report := p.words(word{v: base + areaHeader}, num(nonceSize), word{v: base + areaStatus}, num(8*statusWords), data(p.words(num(0))), num(8))
+	report := p.words(word{v: base + areaHeader}, num(nonceSize), word{v: base + areaStatus + 8*statusLast}, num(8),
+		data(p.words(num(0), num(0))), num(2*8)) // no op, no pid
 	failed := p.words(msghdr(data(report), 3, num(0), 0)...)
 
 	// Nobody is told of a failure from here to the loop but by the socket being closed.
@@ -226,7 +227,7 @@ func loopProgram(base uint64, socket int, unmap [][2]uint64) (p *program, start 
 	p.add("", "", unix.SYS_FCNTL, num(socket), num(unix.F_DUPFD), num(fdFirst)).to = sock
 	p.add("", "", unix.SYS_DUP3, slot(sock), num(fdRequests), num(unix.O_CLOEXEC))
 	for fd := range 3 {
-		p.add("", "", unix.SYS_DUP3, num(fdOf(devNull())), num(fd), num(0)).alt = p.here() + 1
+		p.add("", "", unix.SYS_DUP3, num(fdOf(devNull())), num(fd), num(0)).alt = p.here()
 	}
 	p.add("", "", unix.SYS_CLOSE_RANGE, num(fdRequests+1), num(math.MaxUint32), num(0))
 	p.add("", "", unix.SYS_PRCTL, num(unix.PR_SET_DUMPABLE), num(0))
@@ -234,7 +235,7 @@ func loopProgram(base uint64, socket int, unmap [][2]uint64) (p *program, start 
 	p.add("", "", unix.SYS_SETSID)
 	p.add("", "", unix.SYS_CHDIR, p.str("/"))
 	for _, r := range unmap {
-		p.add("", "", unix.SYS_MUNMAP, word{v: r[0]}, word{v: r[1] - r[0]}).alt = p.here() + 1
+		p.add("", "", unix.SYS_MUNMAP, word{v: r[0]}, word{v: r[1] - r[0]}).alt = p.here()
 	}
 
 	loop := p.here()
@@ -250,7 +251,7 @@ func loopProgram(base uint64, socket int, unmap [][2]uint64) (p *program, start 
 	}
 	tidy()
 	p.steps[clone].alt = p.here()
-	p.add("", "", unix.SYS_SENDMSG, num(fdReport), data(failed), num(unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)).alt = p.here() + 1
+	p.add("", "", unix.SYS_SENDMSG, num(fdReport), data(failed), num(unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)).alt = p.here()
 	tidy()
 	for i := range p.steps {
 		if p.steps[i].alt == noLabel {

@@ -86,7 +86,7 @@ next:
 
 failed:
 	NEGQ	AX
-	MOVQ	AX, 0(R12)
+	MOVQ	AX, 16(R12)
 	MOVQ	64(BX), CX // alt
 	TESTQ	CX, CX
 	JEQ	fatal
@@ -99,6 +99,7 @@ alt:
 	MOVQ	CX, BX
 	JMP	walk
 fatal:
+	MOVQ	AX, 0(R12)
 	MOVQ	BX, 8(R12)
 	MOVQ	R13, BX
 	JMP	walk

@@ -76,7 +76,7 @@ next:
 
 failed:
 	NEG	R0, R0
-	MOVD	R0, 0(R20)
+	MOVD	R0, 16(R20)
 	MOVD	64(R19), R10 // alt
 	CBZ	R10, fatal
 	MOVD	80(R19), R11 // only
@@ -87,6 +87,7 @@ alt:
 	MOVD	R10, R19
 	B	walk
 fatal:
+	MOVD	R0, 0(R20)
 	MOVD	R19, 8(R20)
 	MOVD	R21, R19
 	B	walk

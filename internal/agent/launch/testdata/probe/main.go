@@ -127,6 +127,10 @@ func spy(needle string) {
 			}
 			if mem, err := os.Open(fmt.Sprintf("/proc/%d/mem", pid)); err == nil {
 				known[pid] = true
+				if _, err := os.Stat(fmt.Sprintf("/proc/self/task/%d", pid)); err == nil {
+					mem.Close()
+					continue // a thread of this process
+				}
 				looked++
 				inspect(pid, mem, needle)
 				mem.Close()

@@ -174,6 +174,7 @@ func (p *process) execEnded(st exitStatus) {
 	p.exited = e
 	p.mu.Unlock()
 	p.c.a.notify(e)
+	p.out.release()
 	p.closeAfterExit()
 }
 

@@ -157,6 +157,7 @@ func (c *container) ended(st exitStatus) {
 	c.mu.Unlock()
 	c.phase.Store(phaseExited)
 	c.a.notify(e)
+	c.main.out.release()
 	c.a.cleaner.add(c)
 }
 

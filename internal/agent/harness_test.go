@@ -185,6 +185,15 @@ func (r *rig) dial() (*wire.Conn, *wire.HelloReply) {
 	return conn, hello
 }
 
+// dialRaw connects without saying Hello.
+func dialRaw(r *rig) (*wire.Conn, error) {
+	c, err := net.Dial("unix", filepath.Join(r.execRoot(), SocketName))
+	if err != nil {
+		return nil, err
+	}
+	return wire.NewConn(c, r), nil
+}
+
 func (r *rig) ctx() context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	r.t.Cleanup(cancel)

@@ -430,11 +430,18 @@ func (o *output) finish(grace time.Duration) {
 		o.pumpLocked()
 		o.abandon()
 	}
-	sinks := o.sinks
-	o.sinks = nil
 	if o.log != nil {
 		o.log.close()
 	}
+	o.mu.Unlock()
+}
+
+// release ends the attached streams, after finish and after the exit has been told: a client that asks for the exit
+// code once its stream has ended (`docker exec`) must find it.
+func (o *output) release() {
+	o.mu.Lock()
+	sinks := o.sinks
+	o.sinks = nil
 	o.mu.Unlock()
 	for _, s := range sinks {
 		s.finish()

@@ -109,7 +109,7 @@ func imageRows(it *imageItem, whole, once, digests bool) []*imageRow {
 			continue
 		}
 		digest := none
-		if d := byRepo[repo]; d != "" {
+		if d := byRepo[repo]; d != "" && digests {
 			digest = d
 		}
 		used[repo] = true

@@ -271,7 +271,8 @@ func (c *compiler) stdio() {
 			}
 		}
 		from[i] = p.file(f, name)
-		if fd := fdOf(f); !c.plan.template && fd < 3 {
+		// Fd makes the file blocking, as os/exec does: ends of os.Pipe are not, and programs do not expect that.
+		if fd := int(f.Fd()); !c.plan.template && fd < 3 {
 			moved := p.newSlot()
 			p.add("move ", name, unix.SYS_FCNTL, from[i], shown(unix.F_DUPFD, "F_DUPFD"), num(3)).to = moved
 			from[i] = slot(moved)

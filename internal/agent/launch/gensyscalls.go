@@ -17,14 +17,22 @@ import (
 
 func main() {
 	arches := []*arch.Info{arch.X86_64, arch.X32, arch.I386, arch.AARCH64, arch.ARM}
+	numbers := make([]map[string]int, len(arches))
+	for i, a := range arches {
+		numbers[i] = map[string]int{}
+		for nr, n := range a.SyscallNumbers {
+			// In the table of x32 some names have two numbers; the one from 512 on is its own.
+			numbers[i][n] = max(nr, numbers[i][n])
+		}
+	}
 	// Newer than the library; numbers from 424 on are the same everywhere (Linux 6.18).
 	newer := map[string]int{"file_getattr": 468, "file_setattr": 469, "listns": 470}
 	names := map[string]bool{}
 	for n := range newer {
 		names[n] = true
 	}
-	for _, a := range arches {
-		for n := range a.SyscallNames {
+	for _, m := range numbers {
+		for n := range m {
 			names[n] = true
 		}
 	}
@@ -41,12 +49,12 @@ package launch
 const syscallTable = %s`, "`")
 	for _, n := range slices.Sorted(maps.Keys(names)) {
 		b.WriteString(n)
-		for _, a := range arches {
+		for _, m := range numbers {
 			nr := "-"
 			if v, ok := newer[n]; ok {
 				nr = strconv.Itoa(v)
 			}
-			if v, ok := a.SyscallNames[n]; ok {
+			if v, ok := m[n]; ok {
 				nr = strconv.Itoa(v)
 			}
 			b.WriteString(" " + nr)

@@ -52,7 +52,7 @@ type Spec struct {
 	Hostname    string // needs CLONE_NEWUTS
 	Domainname  string
 
-	// Stdio. nil is /dev/null of the host.
+	// Stdio. nil is /dev/null of the host. The files are put into blocking mode, as os/exec does.
 	Stdin, Stdout, Stderr *os.File
 	TTY                   bool     // Stdin becomes the controlling terminal
 	Init                  *os.File // program to run as PID 1 over the command (--init): the agent's own sealed memfd

@@ -70,7 +70,7 @@ epoll_wait_old 215 215 - - -
 eventfd 284 284 323 - 351
 eventfd2 290 290 328 19 356
 execve 59 520 11 221 11
-execveat 322 322 358 281 387
+execveat 322 545 358 281 387
 exit 60 60 1 93 1
 exit_group 231 231 252 94 248
 faccessat 269 269 307 48 334
@@ -122,7 +122,7 @@ futex_wake 454 454 454 454 454
 futimesat 261 261 299 - 326
 get_kernel_syms 177 177 130 - -
 get_mempolicy 239 239 275 236 320
-get_robust_list 274 274 312 100 339
+get_robust_list 274 531 312 100 339
 get_thread_area 211 211 244 - -
 get_tls - - - - 983046
 getcpu 309 309 318 168 345
@@ -173,7 +173,7 @@ io_destroy 207 207 246 1 244
 io_getevents 208 208 247 4 245
 io_pgetevents 333 333 385 292 399
 io_pgetevents_time64 - - 416 416 416
-io_setup 206 206 245 0 243
+io_setup 206 543 245 0 243
 io_submit 209 544 248 2 246
 io_uring_enter 426 426 426 426 426
 io_uring_register 427 427 427 427 427
@@ -234,7 +234,7 @@ modify_ldt 154 154 123 - -
 mount 165 165 21 40 21
 mount_setattr 442 442 442 442 442
 move_mount 429 429 429 429 429
-move_pages 279 279 317 239 344
+move_pages 279 533 317 239 344
 mprotect 10 10 125 226 125
 mpx - - 56 - -
 mq_getsetattr 245 245 282 185 279
@@ -291,13 +291,13 @@ ppoll 271 271 309 73 336
 ppoll_time64 - - 414 414 414
 prctl 157 157 172 167 172
 pread64 17 17 180 67 180
-preadv 295 295 333 69 361
+preadv 295 534 333 69 361
 preadv2 327 546 378 286 392
 prlimit64 302 302 340 261 369
 process_madvise 440 440 440 440 440
 process_mrelease 448 448 448 448 448
 process_vm_readv 310 539 347 270 376
-process_vm_writev 311 311 348 271 377
+process_vm_writev 311 540 348 271 377
 prof - - 44 - -
 profil - - 98 - -
 pselect6 270 270 308 72 335
@@ -315,13 +315,13 @@ readahead 187 187 225 213 225
 readdir - - 89 - -
 readlink 89 89 85 - 85
 readlinkat 267 267 305 78 332
-readv 19 19 145 65 145
+readv 19 515 145 65 145
 reboot 169 169 88 142 88
 recv - - - - 291
 recvfrom 45 517 371 207 292
-recvmmsg 299 299 337 243 365
+recvmmsg 299 537 337 243 365
 recvmmsg_time64 - - 417 417 417
-recvmsg 47 47 372 212 297
+recvmsg 47 519 372 212 297
 remap_file_pages 216 216 257 234 253
 removexattr 197 197 235 14 235
 removexattrat 466 466 466 466 466
@@ -333,10 +333,10 @@ restart_syscall 219 219 0 128 0
 rmdir 84 84 40 - 40
 rseq 334 334 386 293 398
 rt_sigaction 13 512 174 134 174
-rt_sigpending 127 127 176 136 176
+rt_sigpending 127 522 176 136 176
 rt_sigprocmask 14 14 175 135 175
-rt_sigqueueinfo 129 129 178 138 178
-rt_sigreturn 15 15 173 139 173
+rt_sigqueueinfo 129 524 178 138 178
+rt_sigreturn 15 513 173 139 173
 rt_sigsuspend 130 130 179 133 179
 rt_sigtimedwait 128 523 177 137 177
 rt_sigtimedwait_time64 - - 421 421 421
@@ -365,7 +365,7 @@ semtimedop_time64 - - 420 420 420
 send - - - - 289
 sendfile 40 40 187 71 187
 sendfile64 - - 239 - 239
-sendmmsg 307 307 345 269 374
+sendmmsg 307 538 345 269 374
 sendmsg 46 518 370 211 296
 sendto 44 44 369 206 290
 set_mempolicy 238 238 276 237 321
@@ -485,11 +485,11 @@ vfork 58 58 190 - 190
 vhangup 153 153 111 58 111
 vm86 - - 166 - -
 vm86old - - 113 - -
-vmsplice 278 278 316 75 343
+vmsplice 278 532 316 75 343
 vserver 236 236 273 - 313
 wait4 61 61 114 260 114
 waitid 247 529 284 95 280
 waitpid - - 7 - -
 write 1 1 4 64 4
-writev 20 20 146 66 146
+writev 20 516 146 66 146
 `

@@ -304,74 +304,148 @@ func mustCompile(t testing.TB, s *Spec) *Plan {
 	return p
 }
 
-// TestNewcomerCannotBeRobbed runs the attack: a container with CAP_SYS_PTRACE reads memory, descriptors and rights of
-// every process that appears, as fast as it can, while processes are started in it. It must find nothing of the
-// agent, no right it has not itself, and no other mount namespace.
+// TestNewcomerCannotBeRobbed runs the attack: a container with CAP_SYS_PTRACE reads the memory, the descriptors and
+// the rights of a newcomer. It gets all the time it wants: the newcomer is made to stop at its very first step, when it
+// has closed nothing yet. There must be nothing of the agent, no right that the container has not, no other mount
+// namespace, and no descriptor but stdio and the socket for the outcome, which is worth nothing without the nonce.
 func TestNewcomerCannotBeRobbed(t *testing.T) {
 	// In our memory in many places, as a secret of the agent would be.
-	needle := fmt.Sprint("needle-", os.Getpid(), "-of-the-agent")
 	secrets := make([][]byte, 64)
 	for i := range secrets {
-		secrets[i] = []byte(strings.Repeat(needle, 200))
+		secrets[i] = []byte(strings.Repeat("secret-of-the-agent", 200))
 	}
 	tm := template(t)
 	caps := DefaultCaps() | 1<<unix.CAP_SYS_PTRACE
-	c := running(t, func(s *Spec) {
-		// The first half of the needle, so that the attacker's own memory and command line do not hold all of it.
-		s.Caps = CapsFor(caps, 0)
-	})
+	c := running(t, func(s *Spec) { s.Caps = CapsFor(caps, 0) })
 	defer c.finish()
-	s := execIn(c, "spy", "-of-the-agent")
+	s := execIn(c, "spy", "of-the-agent")
 	s.Caps = CapsFor(caps, 0)
 	spy := start(t, tm, s)
 	if l := spy.line(); l != "ready" {
 		t.Fatal(l)
 	}
-	for i := range 200 {
+	mnt, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", c.PID))
+	must(t, err)
+	base, err := area()
+	must(t, err)
+	filter, err := SeccompFilter("", caps)
+	must(t, err)
+	for _, uid := range []uint32{0, 1000} {
 		s := execIn(c, "true")
-		s.Caps = CapsFor(caps, 0)
-		if i%2 == 0 {
-			s.UID = 1000
+		s.UID, s.Seccomp = uid, filter
+		s.Caps = CapsFor(caps, uid)
+		p := &started{t: t}
+		closeChild := p.pipes(s)
+		plan := mustCompile(t, s)
+		first := -1
+		for i := range plan.prog.steps {
+			if strings.HasPrefix(plan.prog.steps[i].note, "second process") {
+				first = i
+			}
 		}
-		p, err := tm.Start(mustCompile(t, s))
-		must(t, err)
-		(&started{Proc: p, t: t}).wait()
-		p.PIDFD.Close()
+		closing := &plan.prog.steps[first]
+		if closing.nr != unix.SYS_CLOSE_RANGE {
+			t.Fatalf("the second process begins with %s", sysName(closing.nr))
+		}
+		closing.nr = unix.SYS_READ
+		closing.args = [6]word{num(0), plan.prog.scratch(), num(1)}
+		result := make(chan error, 1)
+		go func() {
+			var err error
+			p.Proc, err = tm.Start(plan)
+			closeChild()
+
+			result <- err
+		}()
+		var saw int
+		for done := false; !done; {
+			line := spy.line()
+			f := strings.Fields(line)
+			saw++
+			switch {
+			case f[0] == "DONE":
+				// Less than the newcomer has to show: a thread of the last one's command that has just ended.
+				done = saw > 6
+				saw = 0
+			case f[0] == "LEAK":
+				t.Error(line)
+			case f[1] == "mnt":
+				if f[2] != mnt {
+					t.Errorf("mount namespace %s, the container's is %s", f[2], mnt)
+				}
+			case f[1] == "map":
+				var from, to uint64
+				fmt.Sscanf(line, "SAW map %x %x", &from, &to)
+				if from <= base+areaHeader && base+areaHeader < to {
+					t.Errorf("the nonce is mapped: %s", line)
+				}
+				if to-from > areaSize {
+					t.Errorf("large mapping: %s", line)
+				}
+			default:
+				var set uint64
+				fmt.Sscanf(f[2], "%x", &set)
+				if set&^caps != 0 {
+					t.Errorf("%s %s: more than %x", f[1], f[2], caps)
+				}
+			}
+		}
+		// A forged outcome would come on the socket; here it goes on with its life.
+		if _, err := p.in.Write([]byte{0}); err != nil {
+			t.Fatal(err)
+		}
+		must(t, <-result)
+		p.finish()
 	}
-	code, out, errs := spy.finish()
-	if code != 0 {
+	if code, _, errs := spy.finish(); code != 0 {
 		t.Fatalf("spy: %d %s", code, errs)
 	}
-	want, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", c.PID))
-	must(t, err)
-	var looked int
-	for line := range strings.Lines(out) {
-		line = strings.TrimSpace(line)
-		f := strings.Fields(line)
-		switch {
-		case f[0] == "LEAK":
-			t.Error(line)
-		case f[0] == "SAW" && f[1] == "mnt":
-			if f[2] != want {
-				t.Errorf("mount namespace %s, the container's is %s", f[2], want)
-			}
-		case f[0] == "SAW":
-			var set uint64
-			fmt.Sscanf(f[2], "%x", &set)
-			if set&^caps != 0 {
-				t.Errorf("%s %s: more than %x", f[1], f[2], caps)
-			}
-		default:
-			fmt.Sscanf(line, "looked at %d", &looked)
-		}
-	}
-	if looked == 0 {
-		t.Error("the spy has seen no newcomer: the test shows nothing")
-	}
-	t.Logf("the spy looked into %d newcomers", looked)
 	if len(secrets) == 0 {
-		t.Fatal()
+		t.Fatal("the secrets are gone")
 	}
+}
+
+// TestForgedOutcome sends what a hostile newcomer could send on the socket for the outcome.
+func TestForgedOutcome(t *testing.T) {
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	must(t, err)
+	report := os.NewFile(uintptr(pair[0]), "report")
+	defer report.Close()
+	nonce := []byte("0123456789abcdef")
+	null, err := os.Open(os.DevNull)
+	must(t, err)
+	defer null.Close()
+	rights := unix.UnixRights(fdOf(null))
+	msg := make([]byte, reportSize)
+	msg[nonceSize+2*8] = 1 // PID 1
+	for _, m := range [][]byte{msg, msg[:3], append(msg, 1), append([]byte("0123456789abcdeF"), msg[nonceSize:]...)} {
+		must(t, unix.Sendmsg(pair[1], m, rights, nil, 0))
+	}
+	before := openFiles(t)
+	genuine := append(append([]byte{}, nonce...), make([]byte, 3*8)...)
+	genuine[nonceSize] = byte(unix.EAGAIN)
+	must(t, unix.Sendmsg(pair[1], genuine, nil, nil, 0))
+	p := &program{}
+	if _, err := p.outcome(report, nonce, 0); !errors.Is(err, unix.EAGAIN) {
+		t.Errorf("outcome: %v", err)
+	}
+	if n := openFiles(t); n != before {
+		t.Errorf("descriptors: %d before, %d after", before, n)
+	}
+	// A step that does not exist, as a newcomer could write it to the status.
+	if _, err := p.reported([]byte(strings.Repeat("\xff", 16)+strings.Repeat("\x00", 8)), nil, 0); err == nil {
+		t.Error("an unknown step is no error")
+	}
+	unix.Close(pair[1])
+	if _, err := p.outcome(report, nonce, 0); err == nil {
+		t.Error("no outcome is no error")
+	}
+}
+
+func openFiles(t testing.TB) int {
+	l, err := os.ReadDir("/proc/self/fd")
+	must(t, err)
+	return len(l)
 }
 
 // TestJoinPIDNamespace starts a container with a root of its own in another's PID namespace.

@@ -134,6 +134,7 @@ func spy(needle string) {
 				looked++
 				inspect(pid, mem, needle)
 				mem.Close()
+				fmt.Printf("DONE %d\n", pid)
 				if pid > next {
 					next = pid
 				}
@@ -179,6 +180,7 @@ func inspect(pid int, mem *os.File, needle string) {
 		}
 		buf := make([]byte, to-from)
 		n, _ := mem.ReadAt(buf, int64(from))
+		fmt.Printf("SAW map %x %x\n", from, to)
 		if strings.Contains(string(buf[:n]), needle) {
 			fmt.Printf("LEAK memory of %d: %s", pid, line)
 		}

@@ -317,6 +317,7 @@ func (e *Engine) ExecInspect(ctx context.Context, id string) (*container.ExecIns
 	if e.containers.byFullID(ex.container.id) == nil {
 		return nil, notFound("No such exec instance: %s", id)
 	}
+	e.settleExec(ctx, ex)
 	ex.mu.Lock()
 	defer ex.mu.Unlock()
 	privileged := ex.req.Privileged
@@ -332,6 +333,27 @@ func (e *Engine) ExecInspect(ctx context.Context, id string) (*container.ExecIns
 		r.ProcessConfig.User = ex.container.snapshot().Config.User
 	}
 	return r, nil
+}
+
+// settleExec makes sure that an end which the client can know of is known here. The agent tells an end before it ends
+// the client's stream, but on another connection: a client that inspects as soon as its stream has ended could be
+// quicker. An agent that can no longer signal the process has told its end already, so it is on its way.
+func (e *Engine) settleExec(ctx context.Context, ex *execution) {
+	ex.mu.Lock()
+	running := ex.running
+	ex.mu.Unlock()
+	if !running {
+		return
+	}
+	if _, err := e.agent.call(ctx, &wire.Signal{ID: ex.container.id, Exec: ex.id}); err == nil { // signal 0 only asks
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Second) // the agent may also have died
+	defer cancel()
+	select {
+	case <-ex.ended:
+	case <-ctx.Done():
+	}
 }
 
 // ExecResize sets the size of an exec's terminal, in characters. One that comes before the command runs is kept for it.

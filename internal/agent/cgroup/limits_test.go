@@ -46,7 +46,7 @@ func TestApplyInSteps(t *testing.T) {
 	m := manager(t)
 	c := make1(t, m)
 	if m.h.tree("memory") == nil || m.h.tree("cpu") == nil || m.h.tree("cpuset") == nil || m.h.tree("pids") == nil {
-		t.Skip("this table is for v1; TestApplyV2 has the other")
+		t.Skip("this table is for v1; TestApplyInStepsV2 has the other")
 	}
 	swap := exists(m.h.tree("memory").root, "memory.memsw.limit_in_bytes")
 	if !swap {
@@ -86,6 +86,52 @@ func TestApplyInSteps(t *testing.T) {
 		{"no limits", wire.Resources{Memory: -1, MemorySwap: -1, CPUQuota: -1, PidsLimit: ptr(-1)}, text(9223372036854771712, 9223372036854771712, 512, 50000, -1, all, "max"), ""},
 		{"sum without memory", wire.Resources{MemorySwap: 300 * mib}, "", textSwapAlone},
 		{"nothing", wire.Resources{}, text(9223372036854771712, 9223372036854771712, 512, 50000, -1, all, "max"), ""},
+	} {
+		before := limits(t, c, files...)
+		err := c.Apply(&s.r)
+		got := limits(t, c, files...)
+		if s.want == "" {
+			if wire.ClassOf(err) != wire.Invalid || !strings.Contains(err.Error(), s.text) {
+				t.Errorf("%s: %v, want Invalid with %q", s.what, err, s.text)
+			}
+			if got != before {
+				t.Errorf("%s: was refused and changed\n%s\nto\n%s", s.what, before, got)
+			}
+			continue
+		}
+		if err != nil || got != s.want {
+			t.Errorf("%s: %v\n%s\nwant\n%s", s.what, err, got, s.want)
+		}
+	}
+}
+
+// The same on a pure v2 kernel.
+func TestApplyInStepsV2(t *testing.T) {
+	m := manager(t)
+	c := make1(t, m)
+	if m.h.Version() != 2 {
+		t.Skip("controllers are in v1 here")
+	}
+	files := []string{"memory.max", "memory.swap.max", "cpu.weight", "cpu.max", "cpuset.cpus", "pids.max"}
+	text := func(memory, swap string, weight int, max, cpus, pids string) string {
+		return fmt.Sprintf("memory.max=%s memory.swap.max=%s cpu.weight=%d cpu.max=%s cpuset.cpus=%s pids.max=%s", memory, swap, weight, max, cpus, pids)
+	}
+	m100, m400, m800 := fmt.Sprint(100*mib), fmt.Sprint(400*mib), fmt.Sprint(800*mib)
+	for _, s := range []struct {
+		what string
+		r    wire.Resources
+		want string // "" if it is refused with text
+		text string
+	}{
+		{"at start", wire.Resources{Memory: 100 * mib, MemorySwap: 200 * mib, CPUShares: 1024, PidsLimit: ptr(40)}, text(m100, m100, 100, "max 100000", "", "40"), ""},
+		{"raise beyond the sum", wire.Resources{Memory: 400 * mib}, "", textSwapInTheWay},
+		{"raise both", wire.Resources{Memory: 400 * mib, MemorySwap: 1200 * mib}, text(m400, m800, 100, "max 100000", "", "40"), ""},
+		{"quota alone", wire.Resources{CPUQuota: 50000}, text(m400, m800, 100, "50000 100000", "", "40"), ""},
+		{"one cpu", wire.Resources{CpusetCpus: "0"}, text(m400, m800, 100, "50000 100000", "0", "40"), ""},
+		{"a cpu that is not there", wire.Resources{CPUShares: 77, CpusetCpus: "0,4095"}, "", "Requested CPUs are not available"},
+		{"a period the kernel refuses, after a limit it takes", wire.Resources{Memory: 300 * mib, CPUPeriod: 10}, "", "setting cpu quota 0 and period 10"},
+		{"memory alone keeps the sum", wire.Resources{Memory: 800 * mib}, text(m800, m400, 100, "50000 100000", "0", "40"), ""},
+		{"no limits", wire.Resources{Memory: -1, CPUQuota: -1, PidsLimit: ptr(0)}, text("max", "max", 100, "max 100000", "0", "max"), ""},
 	} {
 		before := limits(t, c, files...)
 		err := c.Apply(&s.r)

@@ -318,12 +318,6 @@ func TestNewcomerCannotBeRobbed(t *testing.T) {
 	caps := DefaultCaps() | 1<<unix.CAP_SYS_PTRACE
 	c := running(t, func(s *Spec) { s.Caps = CapsFor(caps, 0) })
 	defer c.finish()
-	s := execIn(c, "spy", "of-the-agent")
-	s.Caps = CapsFor(caps, 0)
-	spy := start(t, tm, s)
-	if l := spy.line(); l != "ready" {
-		t.Fatal(l)
-	}
 	mnt, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", c.PID))
 	must(t, err)
 	base, err := area()
@@ -343,66 +337,92 @@ func TestNewcomerCannotBeRobbed(t *testing.T) {
 				first = i
 			}
 		}
-		closing := &plan.prog.steps[first]
-		if closing.nr != unix.SYS_CLOSE_RANGE {
-			t.Fatalf("the second process begins with %s", sysName(closing.nr))
+		two := plan.prog.steps[first : first+2]
+		if two[0].nr != unix.SYS_CLOSE_RANGE || two[1].nr != unix.SYS_SETSID {
+			t.Fatalf("the second process begins with %s, %s", sysName(two[0].nr), sysName(two[1].nr))
 		}
-		closing.nr = unix.SYS_READ
-		closing.args = [6]word{num(0), plan.prog.scratch(), num(1)}
+		two[0].nr, two[0].args = unix.SYS_WRITE, [6]word{num(1), plan.prog.str("\n"), num(1)}
+		two[1].nr, two[1].args = unix.SYS_READ, [6]word{num(0), plan.prog.scratch(), num(1)}
 		result := make(chan error, 1)
 		go func() {
 			var err error
 			p.Proc, err = tm.Start(plan)
 			closeChild()
-
 			result <- err
 		}()
-		var saw int
-		for done := false; !done; {
-			line := spy.line()
+		p.line()
+		newcomer := inNamespace(t, tm)
+		spy := execIn(c, "inspect", newcomer, "of-the-agent")
+		spy.Caps = CapsFor(caps, 0)
+		code, out, errs := start(t, tm, spy).finish()
+		if code != 0 {
+			t.Fatalf("spy: %d %s", code, errs)
+		}
+		var maps, read int
+		for line := range strings.Lines(out) {
 			f := strings.Fields(line)
-			saw++
 			switch {
-			case f[0] == "DONE":
-				// Less than the newcomer has to show: a thread of the last one's command that has just ended.
-				done = saw > 6
-				saw = 0
 			case f[0] == "LEAK":
 				t.Error(line)
-			case f[1] == "mnt":
-				if f[2] != mnt {
-					t.Errorf("mount namespace %s, the container's is %s", f[2], mnt)
+			case f[0] == "descriptor":
+				if !strings.Contains("0 1 2", f[1]) && !(f[1] == "4" && strings.HasPrefix(f[2], "socket:")) {
+					t.Error(line)
 				}
-			case f[1] == "map":
+			case f[0] == "mnt":
+				if f[1] != mnt {
+					t.Errorf("mount namespace %s, the container's is %s", f[1], mnt)
+				}
+			case f[0] == "map":
 				var from, to uint64
-				fmt.Sscanf(line, "SAW map %x %x", &from, &to)
+				var n int
+				fmt.Sscanf(line, "map %x %x %d", &from, &to, &n)
+				maps++
+				read += n
 				if from <= base+areaHeader && base+areaHeader < to {
 					t.Errorf("the nonce is mapped: %s", line)
 				}
-				if to-from > areaSize {
-					t.Errorf("large mapping: %s", line)
-				}
-			default:
+			case f[0] == "status" && strings.HasPrefix(f[1], "Cap"):
 				var set uint64
 				fmt.Sscanf(f[2], "%x", &set)
 				if set&^caps != 0 {
 					t.Errorf("%s %s: more than %x", f[1], f[2], caps)
 				}
+			case f[0] == "status" && f[1] == "Seccomp" && f[2] != "2":
+				t.Error(line)
 			}
 		}
-		// A forged outcome would come on the socket; here it goes on with its life.
+		if maps == 0 || maps > 8 || read < pageSize {
+			t.Errorf("the spy has read %d bytes of %d mappings", read, maps)
+		}
+		// The newcomer goes on with its life.
 		if _, err := p.in.Write([]byte{0}); err != nil {
 			t.Fatal(err)
 		}
 		must(t, <-result)
 		p.finish()
 	}
-	if code, _, errs := spy.finish(); code != 0 {
-		t.Fatalf("spy: %d %s", code, errs)
-	}
 	if len(secrets) == 0 {
 		t.Fatal("the secrets are gone")
 	}
+}
+
+// inNamespace is the PID, in its own namespace, of the one process that is on the way into one.
+func inNamespace(t *testing.T, tm *Template) string {
+	t.Helper()
+	for _, pid := range children(t) {
+		b, err := os.ReadFile("/proc/" + pid + "/status")
+		must(t, err)
+		if !strings.HasPrefix(string(b), "Name:\tkiri-template\n") {
+			continue
+		}
+		for line := range strings.Lines(string(b)) {
+			if f := strings.Fields(line); f[0] == "NSpid:" && len(f) == 3 {
+				return f[2]
+			}
+		}
+	}
+	t.Fatal("no newcomer")
+	return ""
 }
 
 // TestForgedOutcome sends what a hostile newcomer could send on the socket for the outcome.

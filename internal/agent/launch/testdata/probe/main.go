@@ -94,95 +94,50 @@ func main() {
 	case "kill-self":
 		check(syscall.Kill(os.Getpid(), syscall.Signal(number(args[1]))))
 		select {}
-	case "spy":
-		spy(args[1])
+	case "inspect":
+		inspect(number(args[1]), args[2])
 	default:
 		fail(fmt.Errorf("unknown command %q", args[0]))
 	}
 }
 
-// spy attacks every process that appears in its PID namespace: it reads its memory, its descriptors, its rights, and
-// prints what should not be there. needle is what is looked for in memory. It ends when standard input does.
-func spy(needle string) {
-	fmt.Println("ready")
-	done := make(chan struct{})
-	go func() { io.Copy(io.Discard, os.Stdin); close(done) }()
-	known := map[int]bool{}
-	for _, pid := range numbers("/proc") {
-		known[pid] = true
-	}
-	looked := 0
-	next := os.Getpid()
-	for {
-		select {
-		case <-done:
-			fmt.Printf("looked at %d\n", looked)
-			return
-		default:
-		}
-		// PIDs are handed out in order, so the next newcomer's is known before it is there.
-		for pid := next; pid < next+64; pid++ {
-			if known[pid] {
-				continue
-			}
-			if mem, err := os.Open(fmt.Sprintf("/proc/%d/mem", pid)); err == nil {
-				known[pid] = true
-				if _, err := os.Stat(fmt.Sprintf("/proc/self/task/%d", pid)); err == nil {
-					mem.Close()
-					continue // a thread of this process
-				}
-				looked++
-				inspect(pid, mem, needle)
-				mem.Close()
-				fmt.Printf("DONE %d\n", pid)
-				if pid > next {
-					next = pid
-				}
-			}
-		}
-	}
-}
-
-func inspect(pid int, mem *os.File, needle string) {
+// inspect attacks a process of its PID namespace: it reads its memory, its descriptors and its rights, and prints
+// what it finds. needle is what is looked for in memory.
+func inspect(pid int, needle string) {
 	dir := fmt.Sprintf("/proc/%d/", pid)
-	if l, err := os.ReadDir(dir + "fd"); err == nil {
-		for _, e := range l {
-			if n := number(e.Name()); n > 2 {
-				// A race: the descriptor may be gone by now, and a program that runs already has its own.
-				if to, err := os.Readlink(dir + "fd/" + e.Name()); err == nil && !strings.HasPrefix(to, "socket:") && to != "anon_inode:[eventpoll]" && to != "anon_inode:[eventfd]" {
-					fmt.Printf("LEAK descriptor %d of %d: %s\n", n, pid, to)
-				}
-			}
-		}
+	mem, err := os.Open(dir + "mem")
+	check(err)
+	l, err := os.ReadDir(dir + "fd")
+	check(err)
+	for _, e := range l {
+		to, err := os.Readlink(dir + "fd/" + e.Name())
+		check(err)
+		fmt.Println("descriptor", e.Name(), to)
 	}
-	if b, err := os.ReadFile(dir + "status"); err == nil {
-		for line := range strings.Lines(string(b)) {
-			k, v, _ := strings.Cut(strings.TrimSpace(line), ":\t")
-			if k == "CapEff" || k == "CapPrm" || k == "CapBnd" {
-				fmt.Printf("SAW %s %s\n", k, v)
-			}
-		}
+	b, err := os.ReadFile(dir + "status")
+	check(err)
+	for line := range strings.Lines(string(b)) {
+		k, v, _ := strings.Cut(strings.TrimSpace(line), ":")
+		fmt.Println("status", k, strings.TrimSpace(v))
 	}
-	if to, err := os.Readlink(dir + "ns/mnt"); err == nil {
-		fmt.Printf("SAW mnt %s\n", to)
-	}
-	b, err := os.ReadFile(dir + "maps")
-	if err != nil {
-		return
-	}
+	to, err := os.Readlink(dir + "ns/mnt")
+	check(err)
+	fmt.Println("mnt", to)
+	b, err = os.ReadFile(dir + "maps")
+	check(err)
 	for line := range strings.Lines(string(b)) {
 		span, _, _ := strings.Cut(line, " ")
 		lo, hi, _ := strings.Cut(span, "-")
 		from, _ := strconv.ParseUint(lo, 16, 64)
 		to, _ := strconv.ParseUint(hi, 16, 64)
-		if to <= from || to-from > 64<<20 || int64(from) < 0 {
+		if int64(from) < 0 { // [vsyscall]
 			continue
 		}
 		buf := make([]byte, to-from)
 		n, _ := mem.ReadAt(buf, int64(from))
-		fmt.Printf("SAW map %x %x\n", from, to)
+		fmt.Printf("map %x %x %d\n", from, to, n)
 		if strings.Contains(string(buf[:n]), needle) {
-			fmt.Printf("LEAK memory of %d: %s", pid, line)
+			fmt.Print("LEAK ", line)
 		}
 	}
 }

@@ -19,8 +19,8 @@ import (
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
-	"runkiri.com/kiri/internal/reference"
 
+	"runkiri.com/kiri/internal/reference"
 	"runkiri.com/kiri/internal/registry"
 	"runkiri.com/kiri/internal/wire"
 )
@@ -179,16 +179,20 @@ func (s *images) importLayer(ctx context.Context, r io.Reader, hold *hold) (ocis
 	}
 	if err != nil {
 		w.discard()
-		if u.failed { // the agent knows better what is wrong with the archive
-			if _, uerr := u.finish(); uerr != nil {
-				err = uerr
-			}
-			return fail(importError(err))
+		if u.failed {
+			u.finish()
+		} else {
+			u.abort()
 		}
-		u.abort()
-		if u.reply != nil { // the archive was cut where it could also have ended: the layer must not stay
+		if u.err == nil { // the archive was cut where it could also have ended: the layer must not stay
 			hold.add(digest.Digest(u.reply.DiffID))
 			s.unpacked(u.reply)
+		}
+		switch {
+		case ctx.Err() != nil:
+			return fail(errf(cerrdefs.ErrUnavailable, "importing the archive: %w", context.Cause(ctx)))
+		case u.failed && u.err != nil: // the agent knows better what is wrong with the archive
+			return fail(importError(u.err))
 		}
 		return fail(errf(errReading(ctx, err), "reading the archive: %w", err))
 	}

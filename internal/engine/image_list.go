@@ -9,8 +9,8 @@ import (
 
 	"github.com/moby/moby/api/types/image"
 	"github.com/opencontainers/go-digest"
-	"runkiri.com/kiri/internal/reference"
 
+	"runkiri.com/kiri/internal/reference"
 	"runkiri.com/kiri/internal/registry"
 )
 
@@ -21,9 +21,6 @@ func created(v *variant) time.Time {
 	}
 	return *v.config.Created
 }
-
-// unixOf is Docker's form of a time in lists: seconds, and of no time a number before all others.
-func unixOf(t time.Time) int64 { return t.Unix() }
 
 // list is ImageList.
 func (s *images) list(opts ImageListOptions) ([]image.Summary, error) {
@@ -52,10 +49,16 @@ func (s *images) list(opts ImageListOptions) ([]image.Summary, error) {
 		}
 		list = append(list, sum)
 	}
-	slices.SortFunc(list, func(a, b image.Summary) int {
-		return cmp.Or(cmp.Compare(b.Created, a.Created), cmp.Compare(a.ID, b.ID))
-	})
+	s.sortSummaries(list)
 	return list, nil
+}
+
+// sortSummaries puts the newest first. s.mu is held.
+func (s *images) sortSummaries(list []image.Summary) {
+	at := func(sum image.Summary) time.Time { return created(s.best(s.targets[digest.Digest(sum.ID)], nil)) }
+	slices.SortFunc(list, func(a, b image.Summary) int {
+		return cmp.Or(at(b).Compare(at(a)), cmp.Compare(a.ID, b.ID))
+	})
 }
 
 // summary is one line of the list. s.mu is held.
@@ -64,7 +67,7 @@ func (s *images) summary(t *target, tags []string) image.Summary {
 	desc := t.desc
 	sum := image.Summary{
 		Containers: -1, // not counted in lists, as in Docker's
-		Created:    unixOf(created(v)),
+		Created:    created(v).Unix(),
 		ID:         t.desc.Digest.String(),
 		Labels:     v.config.Config.Labels,
 		Descriptor: &desc,
@@ -321,9 +324,7 @@ func (s *images) diskUsage(verbose bool) (*image.DiskUsage, error) {
 			sum.Containers = int64(len(s.usersOf(t.desc.Digest)))
 			du.Items = append(du.Items, sum)
 		}
-		slices.SortFunc(du.Items, func(a, b image.Summary) int {
-			return cmp.Or(cmp.Compare(b.Created, a.Created), cmp.Compare(a.ID, b.ID))
-		})
+		s.sortSummaries(du.Items)
 	}
 	return du, nil
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/moby/moby/api/types/jsonstream"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
-	"runkiri.com/kiri/internal/reference"
 
+	"runkiri.com/kiri/internal/reference"
 	"runkiri.com/kiri/internal/registry"
 )
 

@@ -8,10 +8,10 @@ import (
 	"github.com/moby/moby/api/types/events"
 	"github.com/moby/moby/api/types/image"
 	"github.com/opencontainers/go-digest"
-	"runkiri.com/kiri/internal/reference"
 
 	cerrdefs "github.com/containerd/errdefs"
 
+	"runkiri.com/kiri/internal/reference"
 	"runkiri.com/kiri/internal/registry"
 )
 

@@ -18,9 +18,9 @@ import (
 	dockerspec "github.com/moby/docker-image-spec/specs-go/v1"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
-	"runkiri.com/kiri/internal/reference"
 
 	"runkiri.com/kiri/internal/record"
+	"runkiri.com/kiri/internal/reference"
 	"runkiri.com/kiri/internal/registry"
 	"runkiri.com/kiri/internal/wire"
 )

@@ -398,18 +398,23 @@ func TestPullIndex(t *testing.T) {
 		t.Errorf("nested: %+v", r)
 	}
 
-	// One platform can be removed, and gives back what only it had.
-	gone, err := b.s.remove(context.Background(), ref, ImageRemoveOptions{Platforms: []ocispec.Platform{{OS: "linux", Architecture: "arm64"}}})
+	// One platform can be removed, and gives back what only it had. Not while another image has it too.
+	platform := ImageRemoveOptions{Platforms: []ocispec.Platform{{OS: "linux", Architecture: "arm64"}}}
+	if _, err := b.s.remove(context.Background(), ref, platform); !cerrdefs.IsConflict(err) {
+		t.Errorf("removing a shared platform: %v", err)
+	}
+	if _, err := b.s.remove(context.Background(), addr+"/index:nested", ImageRemoveOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	gone, err := b.s.remove(context.Background(), ref, platform)
 	if err != nil || len(gone) != 1 || gone[0].Deleted != rt.Digest(t, arm64) {
 		t.Fatalf("removing a platform: %+v, %v", gone, err)
 	}
 	if _, err := b.s.resolve(ref, "linux/arm64"); !cerrdefs.IsNotFound(err) {
 		t.Errorf("a platform that was removed: %v", err)
 	}
-	for _, name := range []string{ref, addr + "/index:nested"} {
-		if _, err := b.s.remove(context.Background(), name, ImageRemoveOptions{}); err != nil {
-			t.Fatal(err)
-		}
+	if _, err := b.s.remove(context.Background(), ref, ImageRemoveOptions{}); err != nil {
+		t.Fatal(err)
 	}
 	b.wantNothing()
 
@@ -546,5 +551,28 @@ func TestPullCancelled(t *testing.T) {
 	}
 	if n := len(b.s.pulling); n != 0 {
 		t.Errorf("%d pulls are still recorded as unfinished", n)
+	}
+}
+
+// damage changes a byte in the middle of a file.
+func damage(t testing.TB, path string) {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b[len(b)/2] ^= 1
+	if err := os.WriteFile(path, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// until waits for ok, at most ten seconds.
+func until(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); !ok(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("waited in vain for %s", what)
+		}
 	}
 }

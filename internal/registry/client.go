@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"github.com/moby/moby/api/types/registry"
+
 	"runkiri.com/kiri/internal/reference"
 )
 

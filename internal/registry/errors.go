@@ -14,6 +14,7 @@ import (
 	"time"
 
 	cerrdefs "github.com/containerd/errdefs"
+
 	"runkiri.com/kiri/internal/reference"
 )
 

@@ -12,6 +12,7 @@ import (
 
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
 	"runkiri.com/kiri/internal/reference"
 )
 
@@ -45,8 +46,8 @@ func (r *Repository) Resolve(ctx context.Context, ref reference.Named) (ocispec.
 		}
 	}
 	var re *ResponseError
-	unwilling := errors.As(err, &re) && re.Code == "" && re.Status != http.StatusUnauthorized && re.Status != http.StatusTooManyRequests
-	if err == nil && CheckDescriptor(&d, MaxManifest) == nil || err != nil && !unwilling {
+	mute := errors.As(err, &re) && re.body == "" // an answer to HEAD has no body that could say why
+	if err == nil && CheckDescriptor(&d, MaxManifest) == nil || err != nil && !mute {
 		return d, err
 	}
 	m, err := r.fetchManifest(ctx, id, "")

@@ -220,3 +220,14 @@ func Random(seed uint64, n int) []byte {
 	}
 	return b
 }
+
+// HardLinkTar is an archive of one hard link, to a file that it does not hold itself.
+func HardLinkTar(name, target string) []byte {
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	if err := w.WriteHeader(&tar.Header{Name: name, Linkname: target, Typeflag: tar.TypeLink, Mode: 0o755}); err != nil {
+		panic(err)
+	}
+	w.Close()
+	return b.Bytes()
+}

@@ -152,8 +152,6 @@ func newFlagSet(cmd *command) *pflag.FlagSet {
 	f.SortFlags = true
 	f.Usage = func() {}
 	f.SetOutput(io.Discard)
-	f.Bool("help", false, "Print usage")
-	_ = f.MarkHidden("help") // it was just made
 	return f
 }
 

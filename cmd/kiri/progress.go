@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"strings"
 	"unicode"
 
@@ -19,12 +20,16 @@ import (
 // says something new. An error in the stream is returned.
 func showProgress(r io.Reader, out io.Writer) error {
 	d := &progressDisplay{out: bufio.NewWriter(out), lines: map[string]int{}}
-	if writerIsTerminal(out) {
+	if f, ok := out.(*os.File); ok && isTerminal(f) {
 		d.terminal = true
-		if w, _, err := term.GetSize(int(out.(interface{ Fd() uintptr }).Fd())); err == nil {
+		if w, _, err := term.GetSize(int(f.Fd())); err == nil {
 			d.width = w
 		}
 	}
+	return d.read(r)
+}
+
+func (d *progressDisplay) read(r io.Reader) error {
 	defer d.out.Flush()
 	dec := json.NewDecoder(r)
 	for {

@@ -8,6 +8,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 
 	cerrdefs "github.com/containerd/errdefs"
 	"github.com/moby/moby/api/types/events"
@@ -36,6 +37,14 @@ func (e *Engine) ContainerAttach(ctx context.Context, ref string, opts AttachOpt
 	if _, err := e.agent.get(ctx); err != nil {
 		return fromAgent(err)
 	}
+	// A client that has seen the answer's header starts the container. Until the agent has the stream that start has
+	// to wait, or the output of a quick command is lost.
+	unlock := func() {}
+	if !rec.State.Running {
+		c.op.Lock()
+		unlock = sync.OnceFunc(c.op.Unlock)
+		defer unlock()
+	}
 	s, err := openStream(open, rec.Config.Tty)
 	if err != nil {
 		return err
@@ -45,6 +54,7 @@ func (e *Engine) ContainerAttach(ctx context.Context, ref string, opts AttachOpt
 		Logs: opts.Logs, Stream: opts.Stream, DetachKeys: keys, Buffered: s.buffered,
 	}
 	_, err = s.hand(context.WithoutCancel(ctx), e.agent, m)
+	unlock()
 	if err != nil {
 		s.fail(rec.Config.Tty, "Error attaching: "+err.Error()+"\n")
 		return nil // the header is out: the stream is the only place left to tell it

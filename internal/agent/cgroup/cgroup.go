@@ -87,18 +87,18 @@ func (c *Cgroup) SetDevices(rules []string, privileged bool) error {
 			return err
 		}
 	}
-	if c.m.program == nil {
+	if c.m.program < 0 {
 		dir := c.v1[len(c.v1)-1]
 		if privileged { // the parent has all, and children copy it
 			return write(dir, c.name+"/devices.allow", "a")
 		}
 		return allowV1(dir, c.name, parsed)
 	}
-	p, err := program(parsed)
+	p, err := loadProgram(compile(parsed))
 	if err != nil {
 		return err
 	}
-	defer p.Close()
+	defer unix.Close(p)
 	return attach(c.fd, p)
 }
 
@@ -121,7 +121,7 @@ func (c *Cgroup) move() error {
 	if err := removeDeep(old.at.v2, old.name); err != nil {
 		return err
 	}
-	if c.m.program != nil {
+	if c.m.program >= 0 {
 		return nil
 	}
 	last := len(c.v1) - 1

@@ -3,13 +3,10 @@
 package cgroup
 
 import (
-	"fmt"
+	"encoding/binary"
+	"slices"
 	"strconv"
 	"strings"
-
-	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/asm"
-	"github.com/cilium/ebpf/link"
 
 	"runkiri.com/kiri/internal/wire"
 )
@@ -115,8 +112,11 @@ func parseNumber(s string, limit uint64) (int, error) {
 }
 
 // merge joins the accesses of rules for the same devices: the kernel asks for "rw" at once, which neither a rule for r
-// nor one for w allows alone.
+// nor one for w allows alone. If one allows everything it alone is left.
 func merge(rules []rule) []rule {
+	if slices.Contains(rules, everything[0]) {
+		return everything
+	}
 	var out []rule
 next:
 	for _, r := range rules {
@@ -148,79 +148,98 @@ func (r rule) String() string {
 	return s
 }
 
-// program compiles rules to a BPF program that allows what any of them allows.
-func program(rules []rule) (*ebpf.Program, error) {
-	// struct bpf_cgroup_dev_ctx { u32 access_type (access<<16 | type); u32 major; u32 minor; }
-	code := asm.Instructions{
-		asm.LoadMem(asm.R2, asm.R1, 0, asm.Word),
-		asm.Mov.Reg(asm.R3, asm.R2),
-		asm.And.Imm(asm.R2, 0xffff),
-		asm.RSh.Imm(asm.R3, 16),
-		asm.LoadMem(asm.R4, asm.R1, 4, asm.Word),
-		asm.LoadMem(asm.R5, asm.R1, 8, asm.Word),
+// instruction is struct bpf_insn.
+type instruction struct {
+	op   uint8
+	regs uint8 // destination in the low four bits on little-endian machines, source in the high ones
+	off  int16
+	imm  int32
+}
+
+// Operations of linux/bpf.h and linux/bpf_common.h: class, size or source, and operation in one byte.
+const (
+	opLoadWord = 0x61 // BPF_LDX | BPF_MEM | BPF_W
+	opMov      = 0xb7 // BPF_ALU64 | BPF_MOV | BPF_K
+	opMovReg   = 0xbf // BPF_ALU64 | BPF_MOV | BPF_X
+	opAnd      = 0x57 // BPF_ALU64 | BPF_AND | BPF_K
+	opShift    = 0x77 // BPF_ALU64 | BPF_RSH | BPF_K
+	opJumpNot  = 0x55 // BPF_JMP | BPF_JNE | BPF_K
+	opExit     = 0x95 // BPF_JMP | BPF_EXIT
+)
+
+// registers packs a destination and a source in the machine's order of bit fields.
+func registers(dst, src uint8) uint8 {
+	if binary.NativeEndian.Uint16([]byte{1, 0}) == 1 {
+		return dst | src<<4
 	}
-	label := func(i int) string { return "rule" + strconv.Itoa(i) }
-	for i, r := range rules {
-		first, next := len(code), label(i+1)
+	return dst<<4 | src
+}
+
+// compile makes a program that allows what any of the rules allows. Its argument is struct bpf_cgroup_dev_ctx
+// { u32 access_type (access<<16 | type); u32 major; u32 minor; } in register 1.
+func compile(rules []rule) []instruction {
+	load := func(dst uint8, off int16) instruction {
+		return instruction{op: opLoadWord, regs: registers(dst, 1), off: off}
+	}
+	op := func(op, dst uint8, imm int) instruction {
+		return instruction{op: op, regs: registers(dst, 0), imm: int32(imm)}
+	}
+	const kind, access, major, minor, scratch = 2, 3, 4, 5, 6 // registers
+	code := []instruction{
+		load(kind, 0),
+		{op: opMovReg, regs: registers(access, kind)},
+		op(opAnd, kind, 0xffff),
+		op(opShift, access, 16),
+		load(major, 4),
+		load(minor, 8),
+	}
+	for _, r := range rules {
+		first := len(code)
 		switch r.kind {
 		case 'b':
-			code = append(code, asm.JNE.Imm(asm.R2, 1, next))
+			code = append(code, op(opJumpNot, kind, 1))
 		case 'c':
-			code = append(code, asm.JNE.Imm(asm.R2, 2, next))
+			code = append(code, op(opJumpNot, kind, 2))
 		}
 		if r.access != accessAll {
-			code = append(code, asm.Mov.Reg(asm.R6, asm.R3), asm.And.Imm(asm.R6, int32(accessAll&^r.access)), asm.JNE.Imm(asm.R6, 0, next))
+			code = append(code,
+				instruction{op: opMovReg, regs: registers(scratch, access)},
+				op(opAnd, scratch, accessAll&^r.access),
+				op(opJumpNot, scratch, 0))
 		}
 		if r.major != anyone {
-			code = append(code, asm.JNE.Imm(asm.R4, int32(r.major), next))
+			code = append(code, op(opJumpNot, major, r.major))
 		}
 		if r.minor != anyone {
-			code = append(code, asm.JNE.Imm(asm.R5, int32(r.minor), next))
+			code = append(code, op(opJumpNot, minor, r.minor))
 		}
-		code = append(code, asm.Mov.Imm(asm.R0, 1), asm.Return())
-		code[first] = code[first].WithSymbol(label(i))
+		code = append(code, op(opMov, 0, 1), op(opExit, 0, 0))
+		for i := first; i < len(code); i++ { // what does not match goes on behind this rule
+			if code[i].op == opJumpNot {
+				code[i].off = int16(len(code) - i - 1)
+			}
+		}
 	}
-	if r := rules[len(rules)-1]; r != everything[0] { // after a rule for all there would be code that cannot be reached
-		code = append(code, asm.Mov.Imm(asm.R0, 0).WithSymbol(label(len(rules))), asm.Return())
+	if rules[len(rules)-1] == everything[0] {
+		return code // the verifier takes no code that cannot be reached
 	}
-	p, err := ebpf.NewProgramWithOptions(&ebpf.ProgramSpec{
-		Name: "kiri_devices", Type: ebpf.CGroupDevice, AttachType: ebpf.AttachCGroupDevice, Instructions: code, License: "Apache-2.0",
-	}, ebpf.ProgramOptions{LogDisabled: true})
-	if err != nil {
-		return nil, fmt.Errorf("loading the device rules: %w", err)
-	}
-	return p, nil
+	return append(code, op(opMov, 0, 0), op(opExit, 0, 0))
 }
 
-// BPF_F_ALLOW_MULTI: programs that something in the container attaches below can only forbid more.
-const allowMulti = 2
-
-// attach makes p the only program for devices of a v2 cgroup. The new one is there before the old ones go, so at no time
-// is more allowed than before or after. The kernel keeps it as long as the cgroup exists, whether we live or not.
-func attach(dir int, p *ebpf.Program) error {
-	old, err := link.QueryPrograms(link.QueryOptions{Target: dir, Attach: ebpf.AttachCGroupDevice})
+// attach makes a program the only one for devices of a v2 cgroup. The new one is there before the old ones go, so at no
+// time is more allowed than before or after. The kernel keeps it as long as the cgroup exists, whether we live or not.
+func attach(dir, program int) error {
+	old, err := programsOn(dir)
 	if err != nil {
-		return fmt.Errorf("listing the device programs: %w", err)
+		return err
 	}
-	if err := link.RawAttachProgram(link.RawAttachProgramOptions{Target: dir, Program: p, Attach: ebpf.AttachCGroupDevice, Flags: allowMulti}); err != nil {
-		return fmt.Errorf("attaching the device rules: %w", err)
+	if err := attachProgram(dir, program); err != nil {
+		return err
 	}
-	for _, o := range old.Programs {
-		if err := detach(dir, o.ID); err != nil {
+	for _, id := range old {
+		if err := detachProgram(dir, id); err != nil {
 			return err
 		}
-	}
-	return nil
-}
-
-func detach(dir int, id ebpf.ProgramID) error {
-	p, err := ebpf.NewProgramFromID(id)
-	if err != nil {
-		return fmt.Errorf("opening the earlier device rules: %w", err)
-	}
-	defer p.Close()
-	if err := link.RawDetachProgram(link.RawDetachProgramOptions{Target: dir, Program: p, Attach: ebpf.AttachCGroupDevice}); err != nil {
-		return fmt.Errorf("detaching the earlier device rules: %w", err)
 	}
 	return nil
 }

@@ -10,9 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/link"
-
 	"runkiri.com/kiri/internal/wire"
 )
 
@@ -61,6 +58,7 @@ func TestDeviceRules(t *testing.T) {
 				{"two rules that add up", []string{"c 1:11 r", "c 1:11 w"}, false, "r:disk"},
 				{"any minor", []string{"b 259:* rwm"}, false, "r:kmsg w:kmsg"},
 				{"all kinds", []string{"a *:* rw"}, false, ""},
+				{"everything, then more", []string{"a *:* rwm", "c 1:11 r", "a *:* rwm"}, false, ""},
 				{"privileged", nil, true, ""},
 			} {
 				cg := make1(t, m)
@@ -121,14 +119,10 @@ func needV1Devices(t *testing.T) {
 // A restarted agent attaches its rules and takes the earlier ones away: never two, never none.
 func TestDeviceProgramIsReplaced(t *testing.T) {
 	m := manager(t)
-	ids := func() []ebpf.ProgramID {
-		r, err := link.QueryPrograms(link.QueryOptions{Target: m.def.v2, Attach: ebpf.AttachCGroupDevice})
+	ids := func() []uint32 {
+		out, err := programsOn(m.def.v2)
 		if err != nil {
 			t.Fatal(err)
-		}
-		var out []ebpf.ProgramID
-		for _, p := range r.Programs {
-			out = append(out, p.ID)
 		}
 		return out
 	}

@@ -11,7 +11,6 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
 	"runkiri.com/kiri/internal/wire"
@@ -24,9 +23,9 @@ import (
 // cannot be below it; its v2 cgroup is made in a second parent, /NAME-devices, and carries a program of its own.
 type Manager struct {
 	h       *Host
-	trees   []*hierarchy  // v1: those of h and, where BPF cannot be used, devices at the end
-	program *ebpf.Program // default rules; nil where the v1 devices tree holds them
-	home    []int         // v1: the tasks files of the cgroups this process is in
+	trees   []*hierarchy // v1: those of h and, where BPF cannot be used, devices at the end
+	program int          // default rules; -1 where the v1 devices tree holds them
+	home    []int        // v1: the tasks files of the cgroups this process is in
 	def     *place
 
 	mu     sync.Mutex
@@ -47,13 +46,13 @@ type place struct {
 func (h *Host) Open(parent string) (*Manager, error) { return h.open(parent, true) }
 
 func (h *Host) open(parent string, bpf bool) (*Manager, error) {
-	m := &Manager{h: h, places: map[string]*place{}}
+	m := &Manager{h: h, program: -1, places: map[string]*place{}}
 	for i := range h.v1 {
 		m.trees = append(m.trees, &h.v1[i])
 	}
 	var err error
 	if bpf {
-		m.program, err = program(defaultRules)
+		m.program, err = loadProgram(compile(defaultRules))
 	} else {
 		err = unix.ENOSYS
 	}
@@ -86,7 +85,7 @@ func (m *Manager) setUp(parent string) error {
 	if m.def, err = m.openPlace(parent); err != nil {
 		return err
 	}
-	if m.program != nil {
+	if m.program >= 0 {
 		return attach(m.def.v2, m.program)
 	}
 	dir := m.def.v1[len(m.def.v1)-1]
@@ -322,7 +321,7 @@ func (m *Manager) NewAt(parent, name string) (*Cgroup, error) {
 
 // defaults gives a cgroup whose parent has no rules of ours the default ones.
 func (m *Manager) defaults(c *Cgroup) error {
-	if m.program != nil {
+	if m.program >= 0 {
 		return attach(c.fd, m.program)
 	}
 	return allowV1(c.v1[len(c.v1)-1], c.name, defaultRules)
@@ -365,7 +364,7 @@ func (m *Manager) second() (*place, error) {
 	if p.v2, err = m.openV2(p.path); err != nil {
 		return nil, err
 	}
-	if m.program == nil {
+	if m.program < 0 {
 		last := len(m.trees) - 1
 		if p.v1[last], err = m.trees[last].openV1(p.path); err != nil {
 			p.close()
@@ -547,8 +546,9 @@ func (m *Manager) LeaveThread(tid int) error {
 
 // Close closes the descriptors; it removes nothing. No Cgroup of m may be used afterwards.
 func (m *Manager) Close() error {
-	if m.program != nil {
-		m.program.Close()
+	if m.program >= 0 {
+		unix.Close(m.program)
+		m.program = -1
 	}
 	for _, fd := range m.home {
 		unix.Close(fd)

@@ -14,7 +14,8 @@ import (
 // /dev/shm, /dev/mqueue and /sys. They are made on the cell's thread, because /sys shows the network namespace, and
 // /dev/mqueue the IPC namespace, of who mounts them.
 type cellFS struct {
-	dev, pts, shm, mqueue, sys *os.File
+	dev, pts, mqueue, sys *os.File
+	shm                   *os.File // nil: none
 
 	ptsAt, shmAt, mqueueAt *os.File // their places in dev
 }
@@ -22,7 +23,7 @@ type cellFS struct {
 // defaultShm is the size of /dev/shm unless another is asked for, in bytes; Docker's.
 const defaultShm = 64 << 20
 
-func newCellFS(k cellKind) (_ *cellFS, err error) {
+func newCellFS(k cellKind, j joins) (_ *cellFS, err error) {
 	m := &cellFS{}
 	defer func() {
 		if err != nil {
@@ -41,13 +42,19 @@ func newCellFS(k cellKind) (_ *cellFS, err error) {
 		"source=devpts", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"); err != nil {
 		return nil, err
 	}
-	if k.ipc == "" || k.ipc == "none" {
-		if m.shm, err = newShm(defaultShm); err != nil {
-			return nil, err
-		}
-		if m.mqueue, err = newMount("mqueue", unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC, "source=mqueue"); err != nil {
-			return nil, err
-		}
+	switch k.ipc {
+	case "":
+		m.shm, err = newShm(defaultShm)
+	case "host":
+		m.shm, err = cloneTree(unix.AT_FDCWD, "/dev/shm", false)
+	case "container":
+		m.shm, err = shmOf(j.mnt)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if m.mqueue, err = newMount("mqueue", unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC, "source=mqueue"); err != nil {
+		return nil, err
 	}
 	if k.net != "host" {
 		if m.sys, err = newMount("sysfs", unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC|unix.MOUNT_ATTR_RDONLY, "source=sysfs"); err != nil {
@@ -61,6 +68,43 @@ func newCellFS(k cellKind) (_ *cellFS, err error) {
 
 func (m *cellFS) close() {
 	closeAll([]*os.File{m.dev, m.pts, m.shm, m.mqueue, m.sys, m.ptsAt, m.shmAt, m.mqueueAt})
+}
+
+// shmOf takes /dev/shm out of another container's mount namespace. It runs on a cell's thread, which visits there: the
+// kernel copies a mount only for who is in its namespace. What is at the path is the other container's to decide, so
+// no link is followed.
+func shmOf(mnt *os.File) (*os.File, error) {
+	const what = "sharing /dev/shm of another container"
+	home, err := os.Open("/proc/thread-self/ns/mnt")
+	if err != nil {
+		return nil, fmt.Errorf(what+": %w", err)
+	}
+	defer home.Close()
+	if err := unix.Unshare(unix.CLONE_FS); err != nil { // threads share root and directory, which the visit changes
+		return nil, fmt.Errorf(what+": %w", err)
+	}
+	if err := unix.Setns(fdOf(mnt), unix.CLONE_NEWNS); err != nil {
+		return nil, fmt.Errorf(what+": %w", err)
+	}
+	tree, err := cloneShm()
+	if back := unix.Setns(fdOf(home), unix.CLONE_NEWNS); back != nil {
+		closeAll([]*os.File{tree})
+		return nil, fmt.Errorf(what+": coming back: %w", back) // the thread is given up
+	}
+	if err != nil {
+		return nil, fmt.Errorf(what+": %w", err)
+	}
+	return tree, nil
+}
+
+func cloneShm() (*os.File, error) {
+	fd, err := unix.Openat2(unix.AT_FDCWD, "/dev/shm", &unix.OpenHow{
+		Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS})
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(fd)
+	return cloneTree(fd, "", false)
 }
 
 func newShm(size int64) (*os.File, error) {

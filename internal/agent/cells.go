@@ -41,7 +41,7 @@ func (k cellKind) pooled() bool {
 }
 
 // joins are the processes whose namespaces a cell of an unusual kind joins.
-type joins struct{ net, ipc *os.File } // nsfs descriptors
+type joins struct{ net, ipc, mnt *os.File } // nsfs descriptors; mnt is where /dev/shm is taken from
 
 // cells makes cells.
 type cells struct {
@@ -163,7 +163,7 @@ func (s *cells) make(k cellKind, j joins, want *wire.NetConfig) (_ *cell, err er
 		if err := c.enter(j); err != nil {
 			return err
 		}
-		c.fs, err = newCellFS(k)
+		c.fs, err = newCellFS(k, j)
 		return err
 	})
 	return c, err

@@ -135,7 +135,11 @@ func (p *process) ended(st exitStatus) {
 func (c *container) ended(st exitStatus) {
 	c.phase.Store(phaseExiting)
 	if c.shared() && c.cgroup != nil { // else everything has died with PID 1
-		if err := c.cgroup.Kill(); err != nil {
+		err := c.cgroup.Kill()
+		if err == nil {
+			err = c.cgroup.WaitEmpty(drainGrace)
+		}
+		if err != nil {
 			c.a.logf("killing what is left of container %s: %v", short(c.id), err)
 		}
 	}

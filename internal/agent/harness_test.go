@@ -288,7 +288,7 @@ func (r *rig) image() {
 		add(tar.Header{Name: d, Typeflag: tar.TypeDir, Mode: 0o755}, nil)
 	}
 	add(tar.Header{Name: "bin/busybox", Mode: 0o755, Typeflag: tar.TypeReg}, bb)
-	for _, l := range []string{"sh", "true", "cat", "echo", "sleep", "id", "seq", "dd", "tr", "stty", "tty", "ls", "printf", "kill", "mount",
+	for _, l := range []string{"sh", "true", "cat", "echo", "sleep", "id", "seq", "dd", "tr", "stty", "tty", "ls", "grep", "printf", "kill", "mount",
 		"head", "yes", "usleep", "ps", "stat", "readlink", "hostname", "ip", "env", "wc", "touch", "mkdir", "mknod", "date", "sync", "od", "tail"} {
 		add(tar.Header{Name: "bin/" + l, Typeflag: tar.TypeSymlink, Linkname: "busybox"}, nil)
 	}

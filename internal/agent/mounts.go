@@ -140,19 +140,17 @@ func (m *mounter) standard() error {
 	m.add(mountEntry{target: "/dev", mount: fs.dev, desc: "tmpfs on /dev"})
 	m.add(mountEntry{target: "/dev/pts", mount: fs.pts, at: fs.ptsAt, desc: "devpts on /dev/pts"})
 	shm := fs.shm
-	if r.ShmSize > 0 && r.ShmSize != defaultShm && shm != nil {
+	if r.ShmSize > 0 && r.ShmSize != defaultShm && m.cell.kind.ipc == "" {
 		var err error
 		if shm, err = newShm(r.ShmSize); err != nil {
 			return err
 		}
 		m.keep(shm)
 	}
-	if shm != nil && r.IPC != "none" {
+	if shm != nil {
 		m.add(mountEntry{target: "/dev/shm", mount: shm, at: fs.shmAt, desc: "tmpfs on /dev/shm"})
 	}
-	if fs.mqueue != nil {
-		m.add(mountEntry{target: "/dev/mqueue", mount: fs.mqueue, at: fs.mqueueAt, desc: "mqueue on /dev/mqueue"})
-	}
+	m.add(mountEntry{target: "/dev/mqueue", mount: fs.mqueue, at: fs.mqueueAt, desc: "mqueue on /dev/mqueue"})
 	if r.Privileged {
 		if err := setAttr(fs.sys, true, unix.MountAttr{Attr_clr: unix.MOUNT_ATTR_RDONLY}); err != nil {
 			return err

@@ -8,7 +8,6 @@ import (
 	"os"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -250,7 +249,7 @@ func (a *Agent) takeCell(c *container) (*cell, error) {
 	m := c.run
 	k := cellKind{net: m.Net.Mode}
 	var j joins
-	defer func() { closeAll([]*os.File{j.net, j.ipc}) }()
+	defer func() { closeAll([]*os.File{j.net, j.ipc, j.mnt}) }()
 	var err error
 	switch k.net {
 	case "none", "bridge", "host":
@@ -267,7 +266,10 @@ func (a *Agent) takeCell(c *container) (*cell, error) {
 		k.ipc = m.IPC
 	default:
 		k.ipc = "container"
-		if j.ipc, err = a.namespaceOf(strings.TrimPrefix(m.IPC, "container:"), "ipc"); err != nil {
+		if j.ipc, err = a.namespaceOf(m.IPC, "ipc"); err != nil {
+			return nil, err
+		}
+		if j.mnt, err = a.namespaceOf(m.IPC, "mnt"); err != nil {
 			return nil, err
 		}
 	}

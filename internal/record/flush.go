@@ -56,15 +56,15 @@ func (s *Store[T]) flush() error {
 		s.mu.Unlock()
 		return nil
 	}
-	work := make(map[string]uint64, len(s.pending))
+	work := make(map[string]state, len(s.pending))
 	for name := range s.pending {
-		work[name] = s.files[name].gen
+		work[name] = s.files[name]
 	}
 	s.mu.Unlock()
 
 	var errs []error
-	for name, gen := range work {
-		if err := s.settle(name, gen); err != nil {
+	for name, st := range work {
+		if err := s.settle(name, st); err != nil {
 			errs = append(errs, fmt.Errorf("syncing record %s: %w", name, err))
 		}
 	}
@@ -90,14 +90,14 @@ func (s *Store[T]) flush() error {
 	return errors.Join(errs...)
 }
 
-// settle makes one pending record durable up to the directory's entry.
-func (s *Store[T]) settle(name string, gen uint64) error {
+// settle makes one pending record durable up to the directory's entry, if it still is what it was at the look before.
+func (s *Store[T]) settle(name string, before state) error {
 	if err := s.at(PointSyncOpen, name); err != nil {
 		return err
 	}
-	f, err := s.dir.open(name + extNew)
+	f, err := s.dir.open(name + before.new)
 	if errors.Is(err, os.ErrNotExist) {
-		return nil // deleted meanwhile
+		return nil // deleted or put again meanwhile
 	}
 	if err != nil {
 		return err
@@ -116,16 +116,16 @@ func (s *Store[T]) settle(name string, gen uint64) error {
 	s.mu.Lock()
 	st, ok := s.files[name]
 	s.mu.Unlock()
-	if !ok || !st.new || st.gen != gen {
+	if !ok || st.new != before.new || st.gen != before.gen {
 		return nil // deleted, or put again and pending still
 	}
 	if err := s.at(PointSyncRename, name); err != nil {
 		return err
 	}
-	if err := s.dir.rename(name+extNew, name+extOld); err != nil {
+	if err := s.dir.rename(name+st.new, name+extOld); err != nil {
 		return err
 	}
-	st.old, st.new = true, false
+	st.old, st.new = true, ""
 	s.mu.Lock()
 	s.files[name] = st
 	delete(s.pending, name)

@@ -16,46 +16,51 @@ func (s *Store[T]) readAll() error {
 	if err != nil {
 		return fmt.Errorf("reading records: %w", err)
 	}
+	found := map[string]map[string]bool{} // suffixes by name
 	for _, e := range entries {
 		name, ext := split(e.Name())
-		if CheckName(name) != nil {
+		if ext == "" || CheckName(name) != nil {
 			continue
 		}
-		st := s.files[name]
-		switch ext {
-		case extOld:
-			st.old = true
-		case extNew:
-			st.new = true
-		case extTmp: // a Put that was cut short: never promised to anybody
-			if err := s.dir.unlink(e.Name()); err != nil {
-				s.log.Warn("a half-written record cannot be removed", "dir", s.dir.path, "file", e.Name(), "error", err)
-			}
-			continue
-		default:
-			continue
+		if found[name] == nil {
+			found[name] = map[string]bool{}
 		}
-		s.files[name] = st
+		found[name][ext] = true
 	}
-	for name, st := range s.files {
+	for name, exts := range found {
+		var st state
 		var v *T
-		if st.new {
-			if v = s.read(name + extNew); v == nil {
-				st.new = false
+		for _, ext := range []string{extNew, extNew2} {
+			if !exts[ext] {
+				continue
+			}
+			u, gen := s.read(name + ext)
+			if u == nil {
+				continue
+			}
+			older := ext
+			if v == nil || gen > st.gen {
+				older, st.new, st.gen, v = st.new, ext, gen, u
+			}
+			if older != "" { // a Put was cut short before it had dropped the one before
+				if err := s.dir.unlink(name + older); err != nil {
+					return fmt.Errorf("reading records: %w", err)
+				}
 			}
 		}
-		if st.old && v == nil {
-			if v = s.read(name + extOld); v == nil {
-				st.old = false
+		if exts[extOld] {
+			if v != nil {
+				st.old = true
+			} else if u, gen := s.read(name + extOld); u != nil {
+				st.old, st.gen, v = true, gen, u
 			}
 		}
 		if v == nil {
-			delete(s.files, name)
 			continue
 		}
 		s.files[name] = st
 		s.loaded[name] = v
-		if st.new { // a crash came before its sync
+		if st.new != "" { // a crash came before its sync
 			s.pending[name] = true
 			s.arm()
 		}
@@ -64,30 +69,31 @@ func (s *Store[T]) readAll() error {
 }
 
 // read reads one file; a damaged one is set aside, told, and nil.
-func (s *Store[T]) read(file string) *T {
+func (s *Store[T]) read(file string) (*T, uint64) {
 	v := new(T)
 	b, err := s.dir.read(file, maxRecord)
+	var gen uint64
 	if err == nil {
-		err = decode(b, v)
+		gen, err = decode(b, v)
 	}
 	if err == nil {
-		return v
+		return v, gen
 	}
 	if !errors.Is(err, errDamaged) { // a disk that cannot be read now may be readable later
 		s.log.Error("a record cannot be read and is left out", "dir", s.dir.path, "file", file, "error", err)
-		return nil
+		return nil, 0
 	}
 	aside := file + extDamaged
 	if rerr := s.dir.rename(file, aside); rerr != nil {
 		s.log.Error("a damaged record cannot be set aside", "dir", s.dir.path, "file", file, "error", rerr)
 	}
 	s.log.Error("a damaged record is set aside", "dir", s.dir.path, "file", file, "as", aside, "cause", err)
-	return nil
+	return nil, 0
 }
 
 // split cuts a file's name into a record's name and the suffix, "" if it has none of ours.
 func split(file string) (name, ext string) {
-	for _, ext := range []string{extOld, extNew, extTmp} {
+	for _, ext := range []string{extOld, extNew, extNew2} {
 		if name, ok := strings.CutSuffix(file, ext); ok {
 			return name, ext
 		}

@@ -3,7 +3,7 @@
 // The guarantee, for every object by itself:
 //
 //   - When Put returns, the record is visible to whoever opens the directory next: it outlives a kill -9 of the
-//     process at any instant. It stands in NAME.json.new, whole, under a checksum.
+//     process at any instant. It stands in NAME.json.new (or NAME.json.new2), whole, under a checksum.
 //   - Within about a second (Options.Delay) it is synced and renamed to NAME.json in the background; from then on it
 //     outlives a loss of power too. A record that is put and deleted within that second never costs an fsync.
 //   - When Delete returns the record is gone for whoever opens the directory next; within the same second also
@@ -42,29 +42,29 @@ type Options struct {
 
 // The labels of the file operations, in the order in which a record's life meets them.
 const (
-	PointPutOpen    = "put.open"    // create NAME.json.new, or NAME.json.tmp if an unsynced .new stands
+	PointPutOpen    = "put.open"    // create NAME.json.new, or NAME.json.new2 if an unsynced NAME.json.new stands
 	PointPutWrite   = "put.write"   // write the record into it
 	PointPutHalf    = "put.half"    // half of it is written (the write is cut in two only if Options.Fault is set)
 	PointPutClose   = "put.close"   // close it
-	PointPutRename  = "put.rename"  // NAME.json.tmp over NAME.json.new
-	PointSyncOpen   = "sync.open"   // open NAME.json.new
+	PointPutDrop    = "put.drop"    // unlink the unsynced one that stood before
+	PointSyncOpen   = "sync.open"   // open the unsynced record
 	PointSyncFile   = "sync.file"   // fsync it
-	PointSyncRename = "sync.rename" // NAME.json.new over NAME.json
+	PointSyncRename = "sync.rename" // it over NAME.json
 	PointSyncDir    = "sync.dir"    // fsync the directory
 	PointDeleteOld  = "delete.old"  // unlink NAME.json
-	PointDeleteNew  = "delete.new"  // unlink NAME.json.new
+	PointDeleteNew  = "delete.new"  // unlink the unsynced one
 )
 
 // Points lists all labels, for tests that walk them.
 func Points() []string {
-	return []string{PointPutOpen, PointPutWrite, PointPutHalf, PointPutClose, PointPutRename, PointSyncOpen,
+	return []string{PointPutOpen, PointPutWrite, PointPutHalf, PointPutClose, PointPutDrop, PointSyncOpen,
 		PointSyncFile, PointSyncRename, PointSyncDir, PointDeleteOld, PointDeleteNew}
 }
 
 const (
 	extOld     = ".json"
 	extNew     = ".json.new"
-	extTmp     = ".json.tmp"
+	extNew2    = ".json.new2"
 	extDamaged = ".damaged"
 )
 
@@ -94,8 +94,9 @@ type Store[T any] struct {
 
 // state is what stands on disk for one name.
 type state struct {
-	old, new bool
-	gen      uint64 // counts Puts, so that a flush sees that the file it synced is no longer the one that stands
+	old bool   // NAME.json
+	new string // the suffix of the unsynced record, extNew or extNew2; "" if there is none
+	gen uint64 // counts Puts; written in the file, so that of two unsynced ones the newer is known
 }
 
 // Open opens the store in dir, which is made (mode 0700) if it is missing, and reads all records.
@@ -157,26 +158,29 @@ func (s *Store[T]) Put(name string, v *T) error {
 	if closed {
 		return fmt.Errorf("writing record %s: %w", name, os.ErrClosed)
 	}
-	// A .new that stands was promised to the caller of the last Put, so it is never truncated, only replaced.
-	var err error
-	if st.new {
-		err = s.write(name, name+extTmp, buf.b)
-		if err == nil {
-			if err = s.at(PointPutRename, name); err == nil {
-				err = s.dir.rename(name+extTmp, name+extNew)
-			}
-			if err != nil {
-				s.dir.unlink(name + extTmp)
-			}
+	// An unsynced record that stands was promised to the caller of the last Put, so it is never written over. Nor is it
+	// renamed over: ext4 then begins to write the new file's blocks at once, which takes longer than all the rest.
+	before := st.new
+	st.new = extNew
+	if before == extNew {
+		st.new = extNew2
+	}
+	st.gen++
+	if err := buf.seal(st.gen); err != nil {
+		return fmt.Errorf("writing record %s: %w", name, err)
+	}
+	err := s.write(name, name+st.new, buf.b)
+	if err == nil && before != "" {
+		if err = s.at(PointPutDrop, name); err == nil {
+			err = s.dir.unlink(name + before)
 		}
-	} else {
-		err = s.write(name, name+extNew, buf.b)
+		if err != nil {
+			s.dir.unlink(name + st.new)
+		}
 	}
 	if err != nil {
 		return fmt.Errorf("writing record %s: %w", name, err)
 	}
-	st.new = true
-	st.gen++
 	s.mu.Lock()
 	s.files[name] = st
 	s.pending[name] = true
@@ -220,7 +224,7 @@ func (s *Store[T]) write(name, file string, b []byte) (err error) {
 
 // Delete removes the record name; it is quiet if there is none.
 //
-// The order matters: were .new unlinked first, a kill between the two would bring back the state before it.
+// The order matters: were the unsynced one unlinked first, a kill between the two would bring back the state before it.
 func (s *Store[T]) Delete(name string) error {
 	if err := CheckName(name); err != nil {
 		return err
@@ -233,33 +237,38 @@ func (s *Store[T]) Delete(name string) error {
 	if closed {
 		return fmt.Errorf("deleting record %s: %w", name, os.ErrClosed)
 	}
-	for _, f := range []struct {
-		there      *bool
-		point, ext string
-	}{{&st.old, PointDeleteOld, extOld}, {&st.new, PointDeleteNew, extNew}} {
-		if !*f.there {
-			continue
+	if st.old {
+		if err := s.drop(PointDeleteOld, name, extOld); err != nil {
+			return err
 		}
-		err := s.at(f.point, name)
-		if err == nil {
-			err = s.dir.unlink(name + f.ext)
-		}
-		if err != nil && !errors.Is(err, os.ErrNotExist) {
-			return fmt.Errorf("deleting record %s: %w", name, err)
-		}
-		*f.there = false
+		st.old = false
 		s.mu.Lock()
 		s.files[name] = st
-		if f.ext == extOld { // a record that was never synced has nothing that a loss of power could bring back
-			s.dirDirty = true
-			s.arm()
-		}
+		s.dirDirty = true // a record that was never synced has nothing that a loss of power could bring back
+		s.arm()
 		s.mu.Unlock()
+	}
+	if st.new != "" {
+		if err := s.drop(PointDeleteNew, name, st.new); err != nil {
+			return err
+		}
 	}
 	s.mu.Lock()
 	delete(s.files, name)
 	delete(s.pending, name)
 	s.mu.Unlock()
+	return nil
+}
+
+// drop unlinks one file of a record.
+func (s *Store[T]) drop(point, name, ext string) error {
+	err := s.at(point, name)
+	if err == nil {
+		err = s.dir.unlink(name + ext)
+	}
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("deleting record %s: %w", name, err)
+	}
 	return nil
 }
 

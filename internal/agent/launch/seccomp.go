@@ -70,7 +70,7 @@ func compileProfile(profile string, caps uint64) ([]unix.SockFilter, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := pol.compile()
+	f := pol.compile(hasX32())
 	if len(f) > unix.BPF_MAXINSNS {
 		return nil, wire.Errorf(wire.Invalid, "seccomp profile: %d instructions, more than the kernel's %d", len(f), unix.BPF_MAXINSNS)
 	}

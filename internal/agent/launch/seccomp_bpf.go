@@ -6,7 +6,9 @@ import (
 	"cmp"
 	"maps"
 	"math"
+	"runtime"
 	"slices"
+	"sync"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
@@ -50,39 +52,43 @@ func split(op uint16, k uint32, high, low block) block {
 }
 
 // compile makes the filter. A call of an architecture that is not in the profile kills the thread, as libseccomp
-// does.
-func (p *policy) compile() []unix.SockFilter {
+// does. Without x32, the part for it is one instruction: a kernel that has no x32 answers each of its calls with
+// ENOSYS anyway, and what is not there need not be loaded at each start.
+func (p *policy) compile(x32 bool) []unix.SockFilter {
 	kill := block{ret(unix.SECCOMP_RET_KILL_THREAD)}
-	byArch := map[uint32]block{}
-	var order []uint32
-	var x32 *archPolicy
+	above64 := kill
 	for i := range p.arches {
-		if p.arches[i].bit == x32Bit {
-			x32 = &p.arches[i]
+		if a := &p.arches[i]; a.bit == x32Bit {
+			above64 = block{ret(unix.SECCOMP_RET_ERRNO | uint32(unix.ENOSYS))}
+			if x32 {
+				above64 = p.search(a)
+			}
 		}
 	}
+	code := kill
 	for i := range p.arches {
-		a := &p.arches[i]
-		if a == x32 {
+		// Backwards, so that the native one is asked for first.
+		a := &p.arches[len(p.arches)-1-i]
+		if a.bit == x32Bit {
 			continue
 		}
 		calls := p.search(a)
 		if a.audit == unix.AUDIT_ARCH_X86_64 {
-			calls32 := kill
-			if x32 != nil {
-				calls32 = p.search(x32)
-			}
-			calls = split(unix.BPF_JGE, x32Bit, calls32, calls)
+			calls = split(unix.BPF_JGE, x32Bit, above64, calls)
 		}
-		byArch[a.audit] = slices.Concat(block{load(dataNr)}, calls)
-		order = append(order, a.audit)
-	}
-	code := kill
-	for _, audit := range slices.Backward(order) {
-		code = split(unix.BPF_JEQ, audit, byArch[audit], code)
+		code = split(unix.BPF_JEQ, a.audit, slices.Concat(block{load(dataNr)}, calls), code)
 	}
 	return slices.Concat(block{load(dataArch)}, code)
 }
+
+// hasX32 tells whether this kernel runs x32 programs: hardly any does.
+var hasX32 = sync.OnceValue(func() bool {
+	if runtime.GOARCH != "amd64" {
+		return false
+	}
+	_, _, errno := unix.RawSyscall(x32Bit|unix.SYS_GETPID, 0, 0, 0)
+	return errno != unix.ENOSYS
+})
 
 // segment is a range of system call numbers, up to the next segment's first, with the same code.
 type segment struct {
@@ -121,12 +127,61 @@ func (p *policy) search(a *archPolicy) block {
 	return tree(segs)
 }
 
+// tree is the search: a comparison for each border between segments, and behind them once each code that they lead
+// to. What is out of the reach of a jump, 255 instructions, is cut in two.
 func tree(segs []segment) block {
-	if len(segs) == 1 {
-		return segs[0].code
+	var targets []block
+	target := make([]int, len(segs)) // of each segment
+	for i, s := range segs {
+		target[i] = slices.IndexFunc(targets, func(b block) bool { return slices.Equal(b, s.code) })
+		if target[i] < 0 {
+			target[i] = len(targets)
+			targets = append(targets, s.code)
+		}
 	}
-	mid := len(segs) / 2
-	return split(unix.BPF_JGE, segs[mid].first, tree(segs[mid:]), tree(segs[:mid]))
+	// Short ones first: only their beginnings must be in reach.
+	order := make([]int, len(targets))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(len(targets[a]), len(targets[b])) })
+	at := make([]int, len(targets))
+	end, last := len(segs)-1, 0
+	for _, t := range order {
+		at[t], last = end, end
+		end += len(targets[t])
+	}
+	if last > math.MaxUint8 {
+		mid := len(segs) / 2
+		return split(unix.BPF_JGE, segs[mid].first, tree(segs[mid:]), tree(segs[:mid]))
+	}
+	code := make(block, 0, end)
+	// node appends the comparisons for segs[from:to]; there are at least two.
+	var node func(from, to int)
+	node = func(from, to int) {
+		mid, next := (from+to)/2, len(code)+1
+		yes, no := mid-from-1, 0 // the comparisons of the lower half come first
+		if to-mid == 1 {
+			yes = at[target[mid]] - next
+		}
+		if mid-from == 1 {
+			no = at[target[from]] - next
+		}
+		code = append(code, jump(unix.BPF_JGE, segs[mid].first, yes, no))
+		if mid-from > 1 {
+			node(from, mid)
+		}
+		if to-mid > 1 {
+			node(mid, to)
+		}
+	}
+	if len(segs) > 1 {
+		node(0, len(segs))
+	}
+	for _, t := range order {
+		code = append(code, targets[t]...)
+	}
+	return code
 }
 
 // rulesCode is the code for the rules of one call. A rule without conditions wins over those with, wherever it

@@ -3,7 +3,6 @@
 package launch
 
 import (
-	"fmt"
 	"math/rand/v2"
 	"runtime"
 	"strconv"
@@ -126,8 +125,8 @@ func TestFiltersMeanTheProfile(t *testing.T) {
 		"nothing":    policyFor(t, "", 0),
 		"deny list":  policyFor(t, denyList, 0),
 	} {
-		f := pol.compile()
-		t.Logf("%s: %d instructions", name, len(f))
+		f := pol.compile(true)
+		t.Logf("%s: %d instructions, %d without x32", name, len(f), len(pol.compile(false)))
 		for i := range pol.arches {
 			a := &pol.arches[i]
 			for nr := uint32(0); nr < 700; nr++ {
@@ -141,6 +140,15 @@ func TestFiltersMeanTheProfile(t *testing.T) {
 						}
 					}
 				}
+			}
+		}
+		without := pol.compile(false)
+		if got := evalFilter(without, unix.AUDIT_ARCH_X86_64, x32Bit, [6]uint64{}); nativeArch == unix.AUDIT_ARCH_X86_64 && got == unix.SECCOMP_RET_ALLOW {
+			t.Errorf("%s: x32 call is allowed", name)
+		}
+		for nr := range uint32(600) {
+			if got, want := evalFilter(without, nativeArch, nr, [6]uint64{}), judge(pol, &pol.arches[0], nr, [6]uint64{}); got != want {
+				t.Errorf("%s: without x32, call %d: %#x, want %#x", name, nr, got, want)
 			}
 		}
 		if got := evalFilter(f, unix.AUDIT_ARCH_MIPS, 1, [6]uint64{}); got != unix.SECCOMP_RET_KILL_THREAD {
@@ -256,6 +264,9 @@ func linear(pol *policy) []unix.SockFilter {
 	code := block{ret(unix.SECCOMP_RET_KILL_THREAD)}
 	for i := range pol.arches {
 		a := &pol.arches[i]
+		if a.bit == x32Bit {
+			continue
+		}
 		b := block{load(dataNr)}
 		for nr, rules := range a.rules {
 			if len(rules[0].conds) == 0 {
@@ -300,23 +311,25 @@ func libraryFilter(b testing.TB, caps uint64) []unix.SockFilter {
 // BenchmarkFilterLoad measures seccomp(2) alone, on a thread of its own each time.
 func BenchmarkFilterLoad(b *testing.B) {
 	pol := policyFor(b, "", DefaultCaps())
-	for name, f := range map[string][]unix.SockFilter{
-		"ranges, all architectures":      pol.compile(),
-		"linear, all architectures":      linear(pol),
-		"library, native, unconditional": libraryFilter(b, DefaultCaps()),
-	} {
-		b.Run(fmt.Sprintf("%s, %d instructions", name, len(f)), func(b *testing.B) {
-			var total time.Duration
-			for b.Loop() {
-				d, err := timeLoad(f)
-				if err != nil {
-					b.Fatal(err)
-				}
-				total += d
-			}
-			b.ReportMetric(float64(total.Nanoseconds())/float64(b.N), "ns/load")
-		})
+	filters := map[string][]unix.SockFilter{
+		"search":     pol.compile(hasX32()),
+		"search+x32": pol.compile(true),
+		"linear":     linear(pol),
+		"one":        {ret(unix.SECCOMP_RET_ALLOW)},
+		"library":    libraryFilter(b, DefaultCaps()), // native and unconditional rules only
 	}
+	all := medians{}
+	for b.Loop() {
+		for name, f := range filters {
+			d, err := timeLoad(f)
+			must(b, err)
+			all.add(name, d)
+		}
+	}
+	for name, f := range filters {
+		b.Logf("%s: %d instructions", name, len(f))
+	}
+	all.report(b, "search", sortedKeys(filters)...)
 }
 
 func timeLoad(f []unix.SockFilter) (d time.Duration, err error) {

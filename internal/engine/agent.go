@@ -192,7 +192,7 @@ func (l *link) set(conn *wire.Conn, hello *wire.HelloReply, err error) {
 // get returns the connection, waiting a while for one that is being made.
 func (l *link) get(ctx context.Context) (*wire.Conn, error) {
 	l.mu.Lock()
-	if c := l.conn; c != nil {
+	if c := l.conn; c != nil && c.Err() == nil {
 		l.mu.Unlock()
 		return c, nil
 	}
@@ -203,7 +203,7 @@ func (l *link) get(ctx context.Context) (*wire.Conn, error) {
 		l.mu.Lock()
 		conn, change, err, closed := l.conn, l.change, l.err, l.closed
 		l.mu.Unlock()
-		if conn != nil {
+		if conn != nil && conn.Err() == nil { // one that has ended is about to be replaced
 			return conn, nil
 		}
 		if closed {

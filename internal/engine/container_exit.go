@@ -55,6 +55,9 @@ func (e *Engine) oom(id string) {
 //
 // The container's op lock makes it come after the start that it ends, whose answer was on the wire before.
 func (e *Engine) exited(m *wire.Exited) {
+	if !e.isOpen() {
+		return
+	}
 	ack := &wire.Ack{ID: m.ID, Run: m.Run}
 	c := e.containers.byFullID(m.ID)
 	if c == nil { // a container that is removed: what the agent still has of it goes too
@@ -149,9 +152,7 @@ const cleaners = 32
 // clean deletes what the agent has on disk of a container that is removed, in the background.
 func (e *Engine) clean(id string, ack *wire.Ack) {
 	e.cleaning <- struct{}{}
-	e.background.Add(1)
-	go func() {
-		defer e.background.Done()
+	e.background.start(func() {
 		defer func() { <-e.cleaning }()
 		f, err := e.agent.call(context.Background(), &wire.Remove{ID: id})
 		if err := done(f, err); err != nil {
@@ -160,7 +161,7 @@ func (e *Engine) clean(id string, ack *wire.Ack) {
 		if ack != nil {
 			e.ack(ack)
 		}
-	}()
+	})
 }
 
 // restarter is what a restart policy remembers of a container. Guarded by ctr.mu.

@@ -40,9 +40,11 @@ type Engine struct {
 	volumes          *volumeStore
 	events           eventLog
 
-	cleaning   chan struct{}  // one token for each removal in the background
-	background sync.WaitGroup // of them, and of volumes' removals
+	cleaning   chan struct{} // one token for each removal in the background
+	background tasks         // they, and what else is finished before Close returns
 	closing    atomic.Bool
+	opened     chan struct{} // closed once Open has all that handling an exit needs
+	failed     chan struct{} // closed if it failed instead
 
 	pruningContainers, pruningVolumes atomic.Bool
 }
@@ -55,7 +57,7 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 
 // open is Open with another host for the agent, for tests.
 func open(ctx context.Context, cfg Config, host agentHost) (_ *Engine, err error) {
-	e := &Engine{cfg: cfg, log: cfg.Log, cleaning: make(chan struct{}, cleaners)}
+	e := &Engine{cfg: cfg, log: cfg.Log, cleaning: make(chan struct{}, cleaners), opened: make(chan struct{}), failed: make(chan struct{})}
 	if e.log == nil {
 		e.log = slog.New(slog.DiscardHandler)
 	}
@@ -65,6 +67,7 @@ func open(ctx context.Context, cfg Config, host agentHost) (_ *Engine, err error
 	e.saver.idle = sync.NewCond(&e.saver.mu)
 	defer func() {
 		if err != nil {
+			close(e.failed)
 			e.release()
 		}
 	}()
@@ -113,11 +116,22 @@ func open(ctx context.Context, cfg Config, host agentHost) (_ *Engine, err error
 	for _, c := range all {
 		e.images.use(c.id, c.rec.Image, c.rec.Layers)
 	}
+	close(e.opened)
 	if err := e.images.sweep(ctx); err != nil {
 		e.log.Warn("giving back what an earlier daemon left of images", "error", err)
 	}
 	e.resume(all)
 	return e, nil
+}
+
+// isOpen waits until Open has come far enough for the agent's news to be handled, and tells whether it did.
+func (e *Engine) isOpen() bool {
+	select {
+	case <-e.opened:
+		return true
+	case <-e.failed:
+		return false
+	}
 }
 
 // identify reads the engine's id, or makes one.
@@ -255,18 +269,16 @@ func (e *Engine) disown(r *wire.Running) {
 	e.log.Warn("ending a container without a record", "container", r.ID)
 	ack := &wire.Ack{ID: r.ID, Run: r.Run}
 	if r.Exited != nil {
-		e.clean(r.ID, ack)
+		go e.clean(r.ID, ack) // needs the connection that is not everyone's yet
 		return
 	}
-	e.background.Add(1)
-	go func() {
-		defer e.background.Done()
+	e.background.start(func() {
 		f, err := e.agent.call(context.Background(), &wire.Signal{ID: r.ID, Signal: sigKill, All: true})
 		if err := done(f, err); err != nil {
 			e.log.Error("ending a container without a record", "container", r.ID, "error", err)
 		}
 		// Its Exited cleans up.
-	}()
+	})
 }
 
 // lost is the end of a container that was running and that no agent knows: the host was started anew, or everything
@@ -285,16 +297,14 @@ func (e *Engine) resume(all []*ctr) {
 		c.mu.Unlock()
 		switch {
 		case rec.Dead, !rec.State.Running && rec.Host.AutoRemove && rec.StartedBefore:
-			e.background.Add(1)
-			go func() {
-				defer e.background.Done()
+			e.background.start(func() {
 				c.mu.Lock()
 				c.rec.Dead = false
 				c.mu.Unlock()
 				if err := e.remove(context.Background(), c, c.id, RemoveOptions{Force: true, Volumes: rec.Host.AutoRemove}); err != nil {
 					e.log.Error("finishing the removal of a container", "container", c.id, "error", err)
 				}
-			}()
+			})
 		case rec.State.Running && !rec.State.Restarting:
 			e.beginHealth(c, rec.State.Health)
 		case startAgain(&rec):
@@ -304,11 +314,9 @@ func (e *Engine) resume(all []*ctr) {
 	if len(again) == 0 {
 		return
 	}
-	e.background.Add(1)
-	go func() {
-		defer e.background.Done()
+	e.background.start(func() {
 		e.startAll(again)
-	}()
+	})
 }
 
 // startAgain tells whether the restart policy starts a stopped container with the daemon: always even after a stop by
@@ -376,7 +384,7 @@ func (e *Engine) Close(ctx context.Context) error {
 		c.mu.Unlock()
 		e.stopHealth(c)
 	}
-	waitFor(ctx, e.background.Wait)
+	waitFor(ctx, e.background.wait)
 	waitFor(ctx, e.saver.drain)
 	e.events.close()
 	return e.release()
@@ -473,4 +481,38 @@ func (e *Engine) isRunning(id string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.rec.State.Running
+}
+
+// tasks counts goroutines that are to be finished before the engine is closed. Unlike a sync.WaitGroup it may be waited
+// for while others are still being started.
+type tasks struct {
+	mu   sync.Mutex
+	n    int
+	none sync.Cond
+}
+
+func (t *tasks) start(f func()) {
+	t.mu.Lock()
+	t.n++
+	t.mu.Unlock()
+	go func() {
+		defer func() {
+			t.mu.Lock()
+			defer t.mu.Unlock()
+			if t.n--; t.n == 0 && t.none.L != nil {
+				t.none.Broadcast()
+			}
+		}()
+		f()
+	}()
+}
+
+// wait returns at a moment when none runs.
+func (t *tasks) wait() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.none.L = &t.mu
+	for t.n > 0 {
+		t.none.Wait()
+	}
 }

@@ -198,13 +198,11 @@ func (e *Engine) releaseVolumes(rec *containerRecord, remove bool) {
 		if m.Type != mount.TypeVolume || !m.Anonymous {
 			continue
 		}
-		e.background.Add(1)
-		go func() {
-			defer e.background.Done()
+		e.background.start(func() {
 			if err := e.volumes.removeUnused(context.Background(), m.Name); err != nil && !cerrdefs.IsConflict(err) && !cerrdefs.IsNotFound(err) {
 				e.log.Error("removing a container's volume", "volume", m.Name, "error", err)
 			}
-		}()
+		})
 	}
 }
 

@@ -178,25 +178,26 @@ type escapeReader struct {
 	r       io.Reader
 	keys    []byte
 	matched int
-	held    []byte // what follows once matched keys turned out to be ordinary ones
+	held    []byte // read and not yet passed on
+	end     error  // after what is held
 	buf     [4096]byte
 }
 
 func (e *escapeReader) Read(p []byte) (int, error) {
-	for {
-		if len(e.held) > 0 {
-			n := copy(p, e.held)
-			e.held = e.held[n:]
-			return n, nil
+	for len(e.held) == 0 {
+		if e.end != nil {
+			return 0, e.end
 		}
 		n, err := e.r.Read(e.buf[:])
 		for _, b := range e.buf[:n] {
 			if b == e.keys[e.matched] {
 				if e.matched++; e.matched == len(e.keys) {
-					return 0, errDetached
+					e.end = errDetached
+					break
 				}
 				continue
 			}
+			// The matched keys were ordinary ones; this one may begin the sequence anew.
 			e.held = append(e.held, e.keys[:e.matched]...)
 			e.matched = 0
 			if b == e.keys[0] {
@@ -205,8 +206,12 @@ func (e *escapeReader) Read(p []byte) (int, error) {
 			}
 			e.held = append(e.held, b)
 		}
-		if err != nil && len(e.held) == 0 {
-			return 0, err
+		if err != nil && e.end == nil {
+			e.held = append(e.held, e.keys[:e.matched]...)
+			e.end = err
 		}
 	}
+	n := copy(p, e.held)
+	e.held = e.held[n:]
+	return n, nil
 }

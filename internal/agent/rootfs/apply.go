@@ -45,8 +45,9 @@ type applier struct {
 	removed map[string]int // directories removed: path, and how long late was then
 	belowFD int            // -1: none; valid when asked
 	asked   bool
-	chowns  bool // new files do not belong to root by themselves
-	marks   bool // the layer has whiteouts so far
+	chowns  bool  // new files do not belong to root by themselves
+	marks   bool  // the layer has whiteouts so far
+	sparse  int64 // the largest sparse file, in bytes
 	buf     []byte
 	info    layerInfo
 }
@@ -63,7 +64,7 @@ type lateDir struct {
 
 func newApplier(root int) *applier {
 	return &applier{root: root, belowFD: -1, dirs: dirCache{root: root}, chowns: os.Geteuid() != 0 || os.Getegid() != 0,
-		buf: make([]byte, 256<<10)}
+		sparse: maxSparse, buf: make([]byte, 256<<10)}
 }
 
 func (a *applier) close() {
@@ -339,7 +340,7 @@ func (a *applier) file(h *tar.Header, content io.Reader, parent int, base, name 
 	}
 	defer unix.Close(fd)
 	if isSparse(h) {
-		err = a.sparse(fd, content, h.Size)
+		err = a.copySparse(fd, content, h.Size)
 	} else {
 		err = a.copy(fd, content, h.Size)
 	}
@@ -397,9 +398,9 @@ func isSparse(h *tar.Header) bool {
 	return false
 }
 
-// sparse writes the content of a file stored with holes, leaving out blocks of zeros.
-func (a *applier) sparse(fd int, content io.Reader, size int64) error {
-	if size > maxSparse {
+// copySparse writes the content of a file stored with holes, leaving out blocks of zeros.
+func (a *applier) copySparse(fd int, content io.Reader, size int64) error {
+	if size > a.sparse {
 		return wire.Errorf(wire.Invalid, "sparse file of %d bytes: %w", size, unix.EFBIG)
 	}
 	if err := retry(func() error { return unix.Ftruncate(fd, size) }); err != nil {

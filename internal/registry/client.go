@@ -341,6 +341,11 @@ func (c *Client) http(host, scheme string, loose bool) (*http.Client, error) {
 			kind = host
 		}
 	}
+	return c.client(host, scheme, loose, kind)
+}
+
+// client is http for a kind of verification that is decided.
+func (c *Client) client(host, scheme string, loose bool, kind string) (*http.Client, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	t := c.transports[kind]

@@ -35,7 +35,7 @@ var routes = []route{
 	{method: "POST", pattern: "/containers/{id}/pause", handle: containerPause, finish: true},
 	{method: "POST", pattern: "/containers/{id}/unpause", handle: containerUnpause, finish: true},
 	{method: "POST", pattern: "/containers/{id}/attach", handle: containerAttach, finish: true},
-	{method: "GET", pattern: "/containers/{id}/attach/ws", what: "attach over websocket"},
+	{method: "GET", pattern: "/containers/{id}/attach/ws", handle: containerAttachWS},
 	{method: "POST", pattern: "/containers/{id}/wait", handle: containerWait},
 	{method: "DELETE", pattern: "/containers/{id}", handle: containerRemove, finish: true},
 	{method: "HEAD", pattern: "/containers/{id}/archive", handle: containerArchiveStat},

@@ -116,8 +116,8 @@ func TestEveryRouteAnswers(t *testing.T) {
 		"/images/create":           "?fromImage=bb",
 	}
 	for _, rt := range routes {
-		if rt.pattern == "/containers/{id}/attach" {
-			continue // has its own tests
+		if strings.HasPrefix(rt.pattern, "/containers/{id}/attach") {
+			continue // have their own tests
 		}
 		versions := []version{max(rt.since, minVersion), maxVersion}
 		for _, v := range versions {

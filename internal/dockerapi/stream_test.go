@@ -24,6 +24,7 @@ import (
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/api/types/events"
 	"github.com/moby/moby/api/types/jsonstream"
+	"golang.org/x/net/websocket"
 
 	"runkiri.com/kiri/internal/engine"
 )
@@ -449,5 +450,63 @@ func TestPullStream(t *testing.T) {
 		if f.pullOpts.Auth.Username != user {
 			t.Errorf("%q: user %q", header, f.pullOpts.Auth.Username)
 		}
+	}
+}
+
+func TestAttachWebsocket(t *testing.T) {
+	frame := func(stream byte, text string) string {
+		return string([]byte{stream, 0, 0, 0, 0, 0, 0, byte(len(text))}) + text
+	}
+	tty := false
+	f := &fakeEngine{attach: func(_ context.Context, open engine.StreamOpener) error {
+		conn, _, err := open(tty)
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		buf := make([]byte, 100)
+		n, err := conn.Read(buf)
+		if err != nil {
+			return err
+		}
+		out := "raw " + string(buf[:n])
+		if !tty {
+			out = frame(1, "out "+string(buf[:n])) + frame(2, "") + frame(2, "err")
+		}
+		for i := 0; i < len(out); i += 3 { // frames do not come in one piece
+			if _, err := io.WriteString(conn, out[i:min(len(out), i+3)]); err != nil {
+				return err
+			}
+		}
+		return nil
+	}}
+	path, client := serveUnix(t, f)
+	for _, c := range []struct {
+		tty  bool
+		want string
+	}{{false, "out helloerr"}, {true, "raw hello"}} {
+		tty = c.tty
+		config, err := websocket.NewConfig("ws://docker/v1.44/containers/x/attach/ws?stream=1&stdin=1&stdout=1&stderr=1", "http://docker")
+		if err != nil {
+			t.Fatal(err)
+		}
+		ws, err := websocket.NewClient(config, dial(t, path))
+		if err != nil {
+			t.Fatal(err)
+		}
+		io.WriteString(ws, "hello")
+		if b, err := io.ReadAll(ws); string(b) != c.want {
+			t.Errorf("%q %v, want %q", b, err, c.want)
+		}
+	}
+	// A request that is no websocket's is answered, not hung up on.
+	if resp, _ := do(t, client, "GET", "/containers/x/attach/ws", ""); resp.StatusCode != 400 {
+		t.Errorf("plain request: %s", resp.Status)
+	}
+	f.attach = func(context.Context, engine.StreamOpener) error {
+		return fmt.Errorf("No such container: x: %w", cerrdefs.ErrNotFound)
+	}
+	if resp, body := do(t, client, "GET", "/containers/x/attach/ws", ""); resp.StatusCode != 404 {
+		t.Errorf("nothing to attach to: %s %s", resp.Status, body)
 	}
 }

@@ -78,6 +78,7 @@ func BenchmarkStart(b *testing.B) {
 
 				th, err := NewThread(nil)
 				must(b, err)
+				must(b, th.EmptyRoot())
 				s := prepare(b, low, net)
 				s.Seccomp = filter
 				before := time.Now()
@@ -87,11 +88,13 @@ func BenchmarkStart(b *testing.B) {
 				p, err := th.Start(plan)
 				must(b, err)
 				began := time.Now()
+				mnt, _ := p.MountNS()
 				waitFor(b, p)
 				all.add("start", time.Since(before))
 				all.add("compile", compiled.Sub(before))
 				all.add("toexec", began.Sub(compiled))
 				p.PIDFD.Close()
+				mnt.Close()
 				th.Close()
 				release(s)
 			}

@@ -34,7 +34,7 @@ func Compile(s *Spec) (*Plan, error) {
 	if err := s.check(); err != nil {
 		return nil, err
 	}
-	c := &compiler{Spec: s, plan: &Plan{cloneflags: s.Cloneflags, cgroup: s.CgroupFD}, procfs: noWord}
+	c := &compiler{Spec: s, plan: &Plan{cloneflags: s.Cloneflags, cgroup: s.CgroupFD, emptyRoot: s.EmptyRoot}, procfs: noWord}
 	c.p = &c.plan.prog
 	c.p.steps = make([]step, 0, 128)
 	c.p.data = make([]byte, 0, 4096)
@@ -81,6 +81,8 @@ func (s *Spec) check() error {
 		return invalid("a root needs a mount namespace of its own")
 	case s.Root == nil && (len(s.Mounts) > 0 || s.Proc != nil || len(s.Masked) > 0 || len(s.Readonly) > 0):
 		return invalid("mounts without a root")
+	case s.EmptyRoot && (s.Root == nil || s.Cloneflags&unix.CLONE_NEWPID == 0):
+		return invalid("an empty root needs a root to put there, and a thread")
 	case (s.Hostname != "" || s.Domainname != "") && s.Cloneflags&unix.CLONE_NEWUTS == 0:
 		return invalid("a host name needs a UTS namespace of its own")
 	case s.Proc != nil && s.ProcMount == nil && s.Cloneflags&unix.CLONE_NEWPID == 0:
@@ -111,9 +113,9 @@ func (c *compiler) directProgram() {
 	c.exit(1)
 	c.plan.start = c.p.here()
 	c.p.note = "child: PID 1 of its namespace, the agent's memory and rights, the agent's thread waits (vfork)"
-	c.hostFiles()
 	c.join()
 	c.root()
+	c.selfFiles()
 	c.kernelNames()
 	c.limits()
 	c.workdir()
@@ -131,20 +133,25 @@ func (c *compiler) directProgram() {
 	c.execute()
 }
 
-// hostFiles are writes under the host's /proc, which "self" names this process in before the root changes.
-func (c *compiler) hostFiles() {
+// selfFiles are writes to this process's own entry in /proc: that of the container if it is there, which nobody can
+// have changed yet, else the host's.
+func (c *compiler) selfFiles() {
 	p := c.p
+	dir, self := atFDCWD(), "/proc/self/"
+	if c.procfs.kind != wordNone {
+		dir, self = c.procfs, "self/"
+	}
 	write := func(what, obj, file, text string) {
 		fd := p.newSlot()
-		p.add(what, obj, unix.SYS_OPENAT, atFDCWD(), p.str(file), flagsOf(unix.O_WRONLY|unix.O_CLOEXEC, openBits)).to = fd
+		p.add(what, obj, unix.SYS_OPENAT, dir, p.str(self+file), flagsOf(unix.O_WRONLY|unix.O_CLOEXEC, openBits)).to = fd
 		p.add(what, obj, unix.SYS_WRITE, slot(fd), p.str(text), num(len(text)))
 	}
 	if c.OOMScoreAdj != nil && (c.plan.template || *c.OOMScoreAdj != ownOOMScoreAdj()) {
 		n := strconv.Itoa(*c.OOMScoreAdj)
-		write("set oom_score_adj to ", n, "/proc/self/oom_score_adj", n)
+		write("set oom_score_adj to ", n, "oom_score_adj", n)
 	}
 	if c.AppArmor != "" {
-		write("change on exec to AppArmor profile ", c.AppArmor, "/proc/self/attr/apparmor/exec", "exec "+c.AppArmor)
+		write("change on exec to AppArmor profile ", c.AppArmor, "attr/apparmor/exec", "exec "+c.AppArmor)
 	}
 }
 

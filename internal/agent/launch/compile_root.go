@@ -21,14 +21,23 @@ func (c *compiler) root() {
 	}
 	p := c.p
 	root := p.file(c.Root, "root")
-	// Before the first mount: it would reach the host through a shared parent, and pivot_root refuses one.
-	p.add("make mounts private", "", unix.SYS_MOUNT, num(0), p.str("/"), num(0), flagsOf(unix.MS_REC|unix.MS_PRIVATE, mountBits), num(0))
-	p.add("attach the root", "", unix.SYS_MOVE_MOUNT, root, p.str(""), atFDCWD(), p.str("/"), flagsOf(unix.MOVE_MOUNT_F_EMPTY_PATH, moveBits))
-	p.add("enter the root", "", unix.SYS_FCHDIR, root)
-	// The old root ends up on top of the new one, where the umount takes it away with all that is below.
-	p.add("pivot to the root", "", unix.SYS_PIVOT_ROOT, p.str("."), p.str("."))
-	p.add("detach the old root", "", unix.SYS_UMOUNT2, p.str("."), flagsOf(unix.MNT_DETACH, umountBits))
-	p.add("enter the root", "", unix.SYS_CHDIR, p.str("/"))
+	attach := func() {
+		p.add("attach the root", "", unix.SYS_MOVE_MOUNT, root, p.str(""), atFDCWD(), p.str("/"), flagsOf(unix.MOVE_MOUNT_F_EMPTY_PATH, moveBits))
+		p.add("enter the root", "", unix.SYS_FCHDIR, root)
+	}
+	if c.EmptyRoot {
+		// There is nothing under the new root that would have to go: an empty directory that cannot be written to.
+		attach()
+		p.add("change to the root", "", unix.SYS_CHROOT, p.str("."))
+	} else {
+		// Before the first mount: it would reach the host through a shared parent, and pivot_root refuses one.
+		p.add("make mounts private", "", unix.SYS_MOUNT, num(0), p.str("/"), num(0), flagsOf(unix.MS_REC|unix.MS_PRIVATE, mountBits), num(0))
+		attach()
+		// The old root ends up on top of the new one, where the umount takes it away with all that is below.
+		p.add("pivot to the root", "", unix.SYS_PIVOT_ROOT, p.str("."), p.str("."))
+		p.add("detach the old root", "", unix.SYS_UMOUNT2, p.str("."), flagsOf(unix.MNT_DETACH, umountBits))
+		p.add("enter the root", "", unix.SYS_CHDIR, p.str("/"))
+	}
 	c.proc()
 	for _, m := range c.Mounts {
 		c.mount(m)

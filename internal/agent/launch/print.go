@@ -59,7 +59,7 @@ func showBits(v uint64, t []bit) string {
 
 // sysNames are the system calls that programs use.
 var sysNames = map[uint64]string{
-	unix.SYS_CAPSET: "capset", unix.SYS_CHDIR: "chdir", unix.SYS_CLONE: "clone", unix.SYS_CLOSE: "close",
+	unix.SYS_CAPSET: "capset", unix.SYS_CHDIR: "chdir", unix.SYS_CHROOT: "chroot", unix.SYS_CLONE: "clone", unix.SYS_CLOSE: "close",
 	unix.SYS_CLOSE_RANGE: "close_range", unix.SYS_DUP3: "dup3", unix.SYS_EXECVE: "execve", unix.SYS_EXECVEAT: "execveat",
 	unix.SYS_EXIT_GROUP: "exit_group", unix.SYS_FCHDIR: "fchdir", unix.SYS_FCNTL: "fcntl", unix.SYS_FSCONFIG: "fsconfig",
 	unix.SYS_FSMOUNT: "fsmount", unix.SYS_FSOPEN: "fsopen", unix.SYS_GETCWD: "getcwd", unix.SYS_IOCTL: "ioctl",

@@ -3,6 +3,8 @@
 package launch
 
 import (
+	"errors"
+	"fmt"
 	"os"
 
 	"golang.org/x/sys/unix"
@@ -26,7 +28,9 @@ type Spec struct {
 	CgroupProcs []*os.File
 
 	// File system. Root nil leaves the root that was joined or inherited.
-	Root      *os.File  // detached mount that becomes the root
+	Root *os.File // detached mount that becomes the root
+	// EmptyRoot says that the plan will be started by a Thread that has called EmptyRoot, see there. It needs Root.
+	EmptyRoot bool
 	Mounts    []MountAt // attached in this order
 	Proc      *os.File  // O_PATH of the directory that /proc is mounted on; nil: no /proc
 	ProcMount *os.File  // detached proc to use for it, needed without CLONE_NEWPID (see ProcMount); nil: made by the child
@@ -71,8 +75,22 @@ type MountAt struct {
 type Caps struct{ Bounding, Effective, Permitted, Inheritable, Ambient uint64 }
 
 // Proc is a process that has been started. Its execve has succeeded. It is a child of this process and may have
-// ended, and been reaped by whoever waits for any child, before the caller sees this.
+// ended, and been reaped by whoever waits for any child, before the caller sees this. Its files are the caller's.
 type Proc struct {
-	PID   int      // in the agent's PID namespace
-	PIDFD *os.File // owned by the caller
+	PID   int // in the agent's PID namespace
+	PIDFD *os.File
+}
+
+// MountNS opens the mount namespace of p. Whoever holds it takes the unmounting of the container's file systems, some
+// tenths of a millisecond, out of the process's exit: it happens when the last holder closes it. That is a matter of
+// what can be answered first; p's mounts are gone only then. An error means that p has ended already.
+func (p Proc) MountNS() (*os.File, error) {
+	fd, err := unix.IoctlRetInt(fdOf(p.PIDFD), unix.PIDFD_GET_MNT_NAMESPACE) // Linux 6.11
+	if errors.Is(err, unix.ENOTTY) || errors.Is(err, unix.EINVAL) {
+		fd, err = unix.Open(fmt.Sprintf("/proc/%d/ns/mnt", p.PID), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open mount namespace of %d: %w", p.PID, err)
+	}
+	return os.NewFile(uintptr(fd), "mount namespace"), nil
 }

@@ -95,7 +95,7 @@ func (c *compiler) templateProgram() {
 		shown(unix.PROT_READ|unix.PROT_WRITE, "PROT_READ|PROT_WRITE"),
 		shown(unix.MAP_SHARED|unix.MAP_ANONYMOUS|unix.MAP_FIXED, "MAP_SHARED|MAP_ANONYMOUS|MAP_FIXED"), num(-1), num(0))
 	p.add("close the template's socket", "", unix.SYS_CLOSE, num(fdRequests))
-	c.hostFiles()
+	c.selfFiles() // the host's
 	for _, f := range c.CgroupProcs {
 		p.add("enter cgroup ", f.Name(), unix.SYS_WRITE, p.file(f, f.Name()), p.str("0"), num(1))
 	}

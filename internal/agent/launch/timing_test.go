@@ -5,7 +5,6 @@ package launch
 import (
 	"fmt"
 	"os"
-	"runtime"
 	"slices"
 	"testing"
 	"time"
@@ -58,6 +57,7 @@ func TestStepTimes(t *testing.T) {
 		s := containerOn(t, low)
 		s.Path, s.Args, s.Seccomp = "/bin/true", []string{"true"}, filter
 		s.Cloneflags &^= unix.CLONE_NEWNET
+		s.EmptyRoot = os.Getenv("KIRI_PIVOT") == ""
 		plan, err := Compile(s)
 		must(t, err)
 		p := &plan.prog
@@ -67,18 +67,31 @@ func TestStepTimes(t *testing.T) {
 		base := addrOf(mem)
 		p.link(mem[head:head+p.size()], base+8*head, func(i int) uint64 { return uint64(fdOf(p.files[i])) })
 		args := &cloneArgs{flags: plan.directFlags(), pidfd: base + 8*statusWords, exitSignal: uint64(unix.SIGCHLD)}
-		runtime.LockOSThread()
-		var ts unix.Timespec
-		unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts)
-		before := ts.Nano()
-		ret := spawn(args, base+8*(head+opWords*uint64(plan.start)), base, base+8*head)
-		unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts)
-		back := ts.Nano()
-		waitFor(t, Proc{PID: int(ret)})
-		unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts)
-		waited := ts.Nano()
-		runtime.UnlockOSThread()
-		unix.Close(int(mem[statusWords]))
+		th, err := NewThread(nil)
+		must(t, err)
+		if s.EmptyRoot {
+			must(t, th.EmptyRoot())
+		}
+		var before, back, waited int64
+		var mnt *os.File
+		th.Do(func() error {
+			var ts unix.Timespec
+			unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts)
+			before = ts.Nano()
+			ret := spawn(args, base+8*(head+opWords*uint64(plan.start)), base, base+8*head)
+			unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts)
+			back = ts.Nano()
+			proc := Proc{PID: int(ret), PIDFD: os.NewFile(uintptr(mem[statusWords]), "pidfd")}
+			mnt, _ = proc.MountNS()
+			waitFor(t, proc)
+			unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts)
+			waited = ts.Nano()
+			proc.PIDFD.Close()
+			return nil
+		})
+		th.Close()
+		keep(mem)
+		mnt.Close()
 		plan.Close()
 		release(s)
 		dataAt := head + len(p.steps)*opWords

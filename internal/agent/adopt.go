@@ -208,27 +208,49 @@ func (p *process) watchPIDFD() (err error) {
 	return err
 }
 
-// zombieWait is how long the code of a process that has ended, and that its parent has not reaped, is waited for: the
-// kernel tells it only after that.
+// zombieWait is how long the code of a process that has ended, and that its parent has not reaped, is waited for where
+// neither the kernel nor its zombie tells it.
 const zombieWait = 2 * time.Second
 
+// pidfdReady is called when a process that is not our child has ended. Its parent, the host's init, reaps it when it
+// likes. Until then the code stands in its stat file, after that the kernel keeps it with the pidfd (Linux 6.15).
 func (p *process) pidfdReady() {
-	ws, ok := pidfdExit(fdOf(p.pidfd))
-	if ok {
-		p.ended(statusOf(ws))
-		return
-	}
 	at := time.Now()
-	time.AfterFunc(zombieWait, func() {
-		if p.isDone() {
-			return
+	told := func() bool {
+		if ws, ok := zombieExit(p.pid, p.pidfd); ok {
+			p.ended(statusOf(ws))
+			return true
 		}
 		if ws, ok := pidfdExit(fdOf(p.pidfd)); ok {
 			p.ended(statusOf(ws))
-			return
+			return true
 		}
-		p.ended(exitStatus{code: 255, lost: true, at: at})
+		return false
+	}
+	if told() {
+		return
+	}
+	time.AfterFunc(zombieWait, func() {
+		if !p.isDone() && !told() {
+			p.ended(exitStatus{code: 255, lost: true, at: at})
+		}
 	})
+}
+
+// zombieExit reads how a process ended from /proc/PID/stat, whose last field is the status as wait(2) gives it
+// (proc_pid_stat(5), exit_code). The pid is the process's own as long as the pidfd can be signalled.
+func zombieExit(pid int, pidfd *os.File) (unix.WaitStatus, bool) {
+	text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil || unix.PidfdSendSignal(fdOf(pidfd), 0, nil, 0) != nil {
+		return 0, false
+	}
+	// The command, in parentheses, may hold anything; the state follows it.
+	f := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
+	if len(f) < 50 || f[0] != "Z" && f[0] != "X" {
+		return 0, false
+	}
+	code, err := strconv.Atoi(f[49])
+	return unix.WaitStatus(code), err == nil
 }
 
 // adoptRequest takes the descriptors that a daemon holds of a container.

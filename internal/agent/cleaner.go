@@ -48,6 +48,16 @@ func (w *cleaner) work() {
 	}
 	w.queue = nil
 	w.workers--
+	w.room.Broadcast()
+}
+
+// wait returns when nothing is left to be taken apart.
+func (w *cleaner) wait() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for w.workers > 0 {
+		w.room.Wait()
+	}
 }
 
 // admit waits while too much is to be cleaned.

@@ -218,5 +218,24 @@ func (a *Agent) shutdown() {
 		}
 		d.Close()
 	}
+	a.cleaner.wait()
+	a.mu.Lock()
+	idle := len(a.containers) == 0
+	a.mu.Unlock()
+	if idle {
+		a.leaveNothing()
+	}
 	a.closeAll()
+}
+
+// leaveNothing takes away what containers share, as there are none: the cgroups' parent, the bridge and the nftables
+// table. The next agent makes them anew.
+func (a *Agent) leaveNothing() {
+	a.cells.drain()
+	if err := a.cgroups.Remove(); err != nil {
+		a.logf("%v", err)
+	}
+	if err := a.net.Remove(); err != nil {
+		a.logf("%v", err)
+	}
 }

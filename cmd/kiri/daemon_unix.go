@@ -37,7 +37,8 @@ func lockPidfile(path string) (*os.File, error) {
 		n, _ := f.Read(b[:])
 		return nil, fmt.Errorf("a kiri daemon is running already, with process %s and PID file %s; give this one its own --data-root and --exec-root", strings.TrimSpace(string(b[:n])), path)
 	}
-	if err := f.Truncate(0); err == nil {
+	err = f.Truncate(0)
+	if err == nil {
 		_, err = f.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
 	}
 	if err != nil {

@@ -220,7 +220,10 @@ func (a *Agent) shutdown() {
 	}
 	a.cleaner.wait()
 	a.mu.Lock()
-	idle := len(a.containers) == 0
+	idle := true
+	for _, c := range a.containers {
+		idle = idle && c.phase.Load() >= phaseExited // an exit that nobody has acknowledged is in its state file
+	}
 	a.mu.Unlock()
 	if idle {
 		a.leaveNothing()
@@ -228,7 +231,7 @@ func (a *Agent) shutdown() {
 	a.closeAll()
 }
 
-// leaveNothing takes away what containers share, as there are none: the cgroups' parent, the bridge and the nftables
+// leaveNothing takes away what containers share, as none runs: the cgroups' parent, the bridge and the nftables
 // table. The next agent makes them anew.
 func (a *Agent) leaveNothing() {
 	a.cells.drain()

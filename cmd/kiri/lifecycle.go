@@ -272,7 +272,7 @@ func (c *cli) startAttached(name string, output, input bool, keys string) error 
 	}
 	waiting := c.c.send(&request{method: "POST", path: idPath("/containers/", s.ID, "/wait"), query: url.Values{"condition": {condition}}})
 	if !s.Config.Tty {
-		defer c.proxySignals(s.ID)()
+		c.proxySignals(s.ID)()
 	}
 	st, err := attaching.upgrade()
 	if err != nil {
@@ -345,7 +345,7 @@ func cmdAttach() *command {
 				}
 				defer st.conn.Close()
 				if *proxy && !s.Config.Tty {
-					defer c.proxySignals(s.ID)()
+					c.proxySignals(s.ID)()
 				}
 				waited, err := waiting.answer()
 				if err != nil {

@@ -218,8 +218,9 @@ func (c *cli) runContainer(o *createFlags, args []string, detach, proxy bool, ke
 	attach := attachQuery(cfg.AttachStdin, cfg.AttachStdout, cfg.AttachStderr, keys)
 	attaching := cl.send(&request{method: "POST", path: idPath("/containers/", id, "/attach"), query: attach, hijack: true})
 	waiting := cl.send(&request{method: "POST", path: idPath("/containers/", id, "/wait"), query: url.Values{"condition": {condition}}})
+	ready := func() {}
 	if proxy && !cfg.Tty {
-		defer c.proxySignals(id)()
+		ready = c.proxySignals(id)
 	}
 	s, err := attaching.upgrade()
 	if err != nil {
@@ -230,6 +231,7 @@ func (c *cli) runContainer(o *createFlags, args []string, detach, proxy bool, ke
 	if err != nil {
 		return runError(err)
 	}
+	ready()
 	if err := cl.call("POST", idPath("/containers/", id, "/start"), nil, nil, nil); err != nil {
 		if host.AutoRemove {
 			_, _ = exitCode(waited) // the container is gone when this answers; its code says nothing

@@ -214,30 +214,3 @@ func TestExec(t *testing.T) {
 	g.fail("POST /exec/e1/start", 400, `exec: "nope": executable file not found in $PATH`)
 	want(t, g.run("exec", "web", "nope"), 127, "", "Error response from daemon: exec: \"nope\": executable file not found in $PATH\n")
 }
-
-func TestSignals(t *testing.T) {
-	f := newFake(t)
-	f.answer("POST /containers/create", 201, `{"Id":"c1"}`)
-	killed, started := make(chan string, 1), make(chan struct{})
-	f.hijack("POST /containers/c1/attach", func(net.Conn, io.Reader) {
-		<-started
-		// What a user's kill does to the command goes to the container.
-		if err := raise(); err != nil {
-			t.Error(err)
-			return
-		}
-		if got := <-killed; got != "SIGHUP" {
-			t.Errorf("the container got %q", got)
-		}
-	})
-	f.mux.HandleFunc("POST /containers/c1/kill", func(w http.ResponseWriter, r *http.Request) {
-		killed <- r.FormValue("signal")
-		w.WriteHeader(204)
-	})
-	f.answer("POST /containers/c1/wait", 200, `{"StatusCode":129}`)
-	f.mux.HandleFunc("POST /containers/c1/start", func(w http.ResponseWriter, _ *http.Request) {
-		close(started)
-		w.WriteHeader(204)
-	})
-	want(t, f.run("run", "alpine"), 129, "", "")
-}

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// proxySignals sends an interrupt on to the container, until the returned function is called.
-func (c *cli) proxySignals(id string) (stop func()) {
+// proxySignals sends an interrupt on to the container; ready waits until it is caught.
+func (c *cli) proxySignals(id string) (ready func()) {
 	ch := make(chan os.Signal, 16)
 	signal.Notify(ch, os.Interrupt)
 	go func() {
@@ -17,10 +17,7 @@ func (c *cli) proxySignals(id string) (stop func()) {
 			_ = c.c.call("POST", idPath("/containers/", id, "/kill"), url.Values{"signal": {"SIGINT"}}, nil, nil)
 		}
 	}()
-	return func() {
-		signal.Stop(ch)
-		close(ch)
-	}
+	return func() {}
 }
 
 // sizeChanges gives a channel that receives when the terminal's size may have changed. Windows has no signal for it.

@@ -17,6 +17,12 @@ import (
 
 // listen opens every host of the configuration.
 func (d *daemon) listen() error {
+	var passed []*os.File // by a service manager; read once, as several hosts may name them
+	defer func() {
+		for _, f := range passed {
+			f.Close() // listeners have descriptors of their own
+		}
+	}()
 	for _, s := range d.cfg.Hosts {
 		h, err := config.ParseHost(s)
 		if err != nil {
@@ -29,7 +35,12 @@ func (d *daemon) listen() error {
 		case "tcp":
 			ls, err = d.listenTCP(h.Addr)
 		case "fd":
-			ls, err = d.listenPassed(h.Addr)
+			if passed == nil {
+				passed, err = passedFiles()
+			}
+			if err == nil {
+				ls, err = d.listenPassed(passed, h.Addr)
+			}
 		}
 		if err != nil {
 			return fmt.Errorf("listening on %s: %w", h, err)
@@ -133,25 +144,26 @@ func (d *daemon) tlsConfig() (*tls.Config, error) {
 	}, nil
 }
 
+// firstPassed is the number of the first descriptor that a service manager passes: sd_listen_fds(3).
+const firstPassed = 3
+
 // listenPassed takes the sockets that a service manager opened: all of them, or the one of that number.
-func (d *daemon) listenPassed(which string) ([]net.Listener, error) {
-	files, err := passedFiles()
-	if err != nil {
-		return nil, err
-	}
+func (d *daemon) listenPassed(files []*os.File, which string) ([]net.Listener, error) {
 	var ls []net.Listener
-	for _, f := range files {
-		if which != "" && which != strconv.Itoa(int(f.Fd())) {
+	for i, f := range files {
+		fd := firstPassed + i
+		if which != "" && which != strconv.Itoa(fd) {
 			continue
 		}
 		l, err := net.FileListener(f)
 		if err != nil {
-			return nil, fmt.Errorf("descriptor %d: %w", f.Fd(), err)
+			return nil, fmt.Errorf("descriptor %d: %w", fd, err)
 		}
 		if _, unix := l.(*net.UnixListener); !unix {
 			c, err := d.tlsConfig()
 			if err != nil {
-				return nil, fmt.Errorf("descriptor %d is not a unix socket and needs --tlsverify with its certificates: %w", f.Fd(), err)
+				l.Close()
+				return nil, fmt.Errorf("descriptor %d is not a unix socket and needs --tlsverify with its certificates: %w", fd, err)
 			}
 			l = tls.NewListener(l, c)
 		}

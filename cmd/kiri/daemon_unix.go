@@ -48,9 +48,6 @@ func lockPidfile(path string) (*os.File, error) {
 	return f, nil
 }
 
-// firstPassed is the number of the first descriptor that a service manager passes: sd_listen_fds(3).
-const firstPassed = 3
-
 // passedFiles returns the sockets passed by a service manager. They are this process's only if it is the one named;
 // its children must not see them.
 func passedFiles() ([]*os.File, error) {

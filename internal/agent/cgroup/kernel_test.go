@@ -224,13 +224,11 @@ func TestFreezeAndKill(t *testing.T) {
 	if err := c.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	waited := make(chan error)
-	go func() { waited <- cmd.Wait() }()
 	if err := c.WaitEmpty(10 * time.Second); err != nil {
 		t.Fatal(err)
 	}
 	var exit *exec.ExitError
-	if err := <-waited; !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != unix.SIGKILL {
+	if err := cmd.Wait(); !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != unix.SIGKILL {
 		t.Errorf("the process ended with %v, want SIGKILL", err)
 	}
 	if on, err := c.Populated(); err != nil || on {
@@ -257,15 +255,11 @@ func TestRemoveWaitsForTheLastProcess(t *testing.T) {
 	done := make(chan error, n)
 	for range n {
 		c := make1(t, m)
-		cmd := start(t, c, "/bin/sleep", "1000")
+		start(t, c, "/bin/sleep", "1000") // reaped at the end; what has ended does not keep a cgroup
 		if err := os.Mkdir(m.h.v2.mount+c.Path()+"/inner", 0o755); err != nil {
 			t.Fatal(err)
 		}
-		go func() {
-			err := c.Kill()
-			go cmd.Wait()
-			done <- errors.Join(err, c.Remove())
-		}()
+		go func() { done <- errors.Join(c.Kill(), c.Remove()) }()
 	}
 	for range n {
 		if err := <-done; err != nil {

@@ -801,3 +801,76 @@ func TestManyAtOnce(t *testing.T) {
 		awaitLinkGone(t, name)
 	}
 }
+
+// Two engines on one host: the one that turned forwarding on must not drop the other's, and when it goes the host must not
+// become a router.
+func TestTwoEngines(t *testing.T) {
+	asHost(t)
+	world := outside(t)
+	first := open(t, Config{})
+	second := open(t, Config{Bridge: "other0", Table: "other"})
+	if first.Bridge().Subnet == second.Bridge().Subnet {
+		t.Fatalf("both have %s", first.Bridge().Subnet)
+	}
+	if len(second.Warnings()) != 0 {
+		t.Errorf("warned of each other: %q", second.Warnings())
+	}
+	a, b := sandbox(t, first, "bridge", wire.NetConfig{}), sandbox(t, second, "bridge", wire.NetConfig{})
+	serve(t, world, "198.51.100.2:80")
+	// A socket keeps its namespace alive, so these are closed before the namespaces are.
+	la, lb := serve(t, a.NS, ":81"), serve(t, b.NS, ":81")
+	for _, s := range []*Sandbox{a, b} {
+		if who, err := ask(s.NS, "198.51.100.2:80", 10*time.Second); err != nil || who != "198.51.100.1" {
+			t.Errorf("%s goes out as %q, %v", s.Endpoint.Address, who, err)
+		}
+	}
+	if who, err := ask(a.NS, b.Endpoint.Address+":81", time.Second); err == nil {
+		t.Errorf("one engine's container reached the other's as %q", who)
+	}
+	la.Close()
+	a.NS.Close()
+	awaitLinkGone(t, a.Endpoint.Interface)
+	if err := first.Remove(); err != nil {
+		t.Fatal(err)
+	}
+	if who, err := ask(b.NS, "198.51.100.2:80", 10*time.Second); err != nil {
+		t.Errorf("the other engine's container is cut off: %q, %v", who, err)
+	}
+	if text := ruleset(t); !strings.Contains(text, "chain forward filter hook 2 priority 0 policy 0") {
+		t.Errorf("nobody drops what is not kiri's:\n%s", text)
+	}
+	// The other finds its table as it should be.
+	generation := nftGeneration(t)
+	again := open(t, Config{Bridge: "other0", Table: "other"})
+	if got := nftGeneration(t); got != generation {
+		t.Error("the table was written anew")
+	}
+	lb.Close()
+	b.NS.Close()
+	awaitLinkGone(t, b.Endpoint.Interface)
+	if err := again.Remove(); err != nil {
+		t.Fatal(err)
+	}
+	if on, err := again.forwarding(); err != nil || on {
+		t.Errorf("forwarding after both are gone: %v, %v", on, err)
+	}
+}
+
+func TestWarnsOfForeignDrop(t *testing.T) {
+	asHost(t)
+	c := &nftables.Conn{}
+	drop := nftables.ChainPolicyDrop
+	table := c.AddTable(&nftables.Table{Name: "filter", Family: nftables.TableFamilyIPv4})
+	c.AddChain(&nftables.Chain{Name: "FORWARD", Table: table, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityFilter, Policy: &drop})
+	if err := c.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	before := foreignText(t, table)
+	n := open(t, Config{})
+	if w := n.Warnings(); len(w) != 1 || !strings.Contains(w[0], "chain FORWARD of nf_tables table filter") {
+		t.Errorf("warnings %q", w)
+	}
+	if got := foreignText(t, table); got != before {
+		t.Errorf("the foreign table became\n%s", got)
+	}
+}

@@ -214,9 +214,12 @@ func (n *Network) bridgeLink() (link netlink.Link, made bool, err error) {
 			return nil, false, wire.Errorf(wire.Conflict, "interface %s is there and is not a bridge but a %s", n.cfg.Bridge, link.Type())
 		}
 		if link.Attrs().MTU != n.cfg.MTU {
-			return link, false, n.links.LinkSetMTU(link, n.cfg.MTU)
+			err = n.links.LinkSetMTU(link, n.cfg.MTU)
 		}
-		return link, false, nil
+		if link.Attrs().Group != linkGroup {
+			err = errors.Join(err, n.links.LinkSetGroup(link, linkGroup))
+		}
+		return link, false, err
 	case !errors.As(err, &netlink.LinkNotFoundError{}):
 		return nil, false, fmt.Errorf("finding the interface: %w", err)
 	}
@@ -225,7 +228,7 @@ func (n *Network) bridgeLink() (link netlink.Link, made bool, err error) {
 	rand.Read(mac)
 	mac[0] = mac[0]&^1 | 2
 	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.MTU, attrs.HardwareAddr = n.cfg.Bridge, n.cfg.MTU, mac
+	attrs.Name, attrs.MTU, attrs.HardwareAddr, attrs.Group = n.cfg.Bridge, n.cfg.MTU, mac, linkGroup
 	if err := n.links.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}); err != nil {
 		return nil, false, fmt.Errorf("making the interface: %w", err)
 	}

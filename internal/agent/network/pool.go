@@ -41,7 +41,7 @@ func (p *pool) host(a netip.Addr) uint32 {
 }
 
 // take reserves the address asked for ("" any) with a MAC ("" the address's own) and returns both. Errors are Invalid for
-// what no container of this subnet can have, Conflict for what another has, with Docker's words.
+// what no container of this subnet can have, Conflict for what another has, Internal for a full pool, with Docker's words.
 func (p *pool) take(address, mac string) (netip.Addr, net.HardwareAddr, error) {
 	var hw net.HardwareAddr
 	if mac != "" {
@@ -77,7 +77,7 @@ func (p *pool) take(address, mac string) (netip.Addr, net.HardwareAddr, error) {
 			return netip.Addr{}, nil, wire.Errorf(wire.Conflict, "Address already in use")
 		}
 	} else if want = p.nextFree(); !want.IsValid() {
-		return netip.Addr{}, nil, wire.Errorf(wire.Unavailable, "no available IPv4 addresses on this network's address pools: bridge (%s)", p.subnet)
+		return netip.Addr{}, nil, wire.Errorf(wire.Internal, "no available IPv4 addresses on this network's address pools: bridge (%s)", p.subnet)
 	}
 	if hw == nil {
 		hw = macOf(want)

@@ -7,7 +7,6 @@ import (
 	"hash/fnv"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
@@ -39,7 +38,7 @@ import (
 //	    oifname "kiri0" ct state established,related accept     # answers
 //	    oifname "kiri0" ct status dnat accept                   # published ports
 //	    oifname "kiri0" drop                                    # all else from outside
-//	    iifname "kiri*" accept; oifname "kiri*" accept          # policy drop only: bridges of other kiri engines
+//	    iifgroup 0x6b697269 accept; oifgroup 0x6b697269 accept  # bridges of other kiri engines, whose tables judge them
 //	  }
 //	}
 //
@@ -49,7 +48,8 @@ import (
 // with its own chain: policy drop if kiri turned forwarding on, accept if it was on before, when what passes between
 // other interfaces is the administrator's choice. The policy is also the memory of it: a restarted agent finds
 // forwarding on and keeps the policy it finds. An administrator who wants a router turns ip_forward on before kiri
-// starts, as with Docker. An accept in one table does not overrule a drop in another: where another table drops what is
+// starts, as with Docker. Several engines on one host know each other's bridges by their link group, and one that is
+// removed hands the dropping on. An accept in one table does not overrule a drop in another: where another table drops what is
 // forwarded (Docker's own FORWARD policy), kiri cannot and does not change that, it says so in Warnings.
 
 // ruleSpec is a rule as it should be. Its comment, with a hash of the expressions, is how it is known again.
@@ -77,12 +77,11 @@ func (n *Network) chains(drop bool) []chainSpec {
 		{"answers to containers", rule(out(bridge), state(expr.CtKeySTATE, expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), accept)},
 		{"published ports", rule(out(bridge), state(expr.CtKeySTATUS, ctStatusDNAT), accept)},
 		{"nothing else reaches containers from outside", rule(out(bridge), dropped)},
+		{"from bridges of other kiri engines", rule(group(expr.MetaKeyIIFGROUP), accept)},
+		otherEngines,
 	}
 	if drop {
 		policy = nftables.ChainPolicyDrop
-		forward = append(forward,
-			ruleSpec{"from bridges of other kiri engines", rule(in(defaultPrefix+"*"), accept)},
-			ruleSpec{"to bridges of other kiri engines", rule(out(defaultPrefix+"*"), accept)})
 	}
 	all := nftables.ChainPolicyAccept
 	dnat := []ruleSpec{
@@ -121,7 +120,16 @@ func (n *Network) chains(drop bool) []chainSpec {
 	}
 }
 
-const defaultPrefix = "kiri"
+// otherEngines ends the forward chain of every kiri's table, by which they know each other's.
+var otherEngines = ruleSpec{"to bridges of other kiri engines", rule(group(expr.MetaKeyOIFGROUP), &expr.Verdict{Kind: expr.VerdictAccept})}
+
+// linkGroup is the group of all bridges of kiri engines: "kiri" in hexadecimal.
+const linkGroup = 0x6b697269
+
+// group compares the group of a link.
+func group(key expr.MetaKey) []expr.Any {
+	return []expr.Any{&expr.Meta{Key: key, Register: 1}, &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binaryutil.NativeEndian.PutUint32(linkGroup)}}
+}
 
 // setUpTable makes the table as it should be, in one transaction, or leaves it alone if it is. turningOn says that
 // forwarding is off.
@@ -293,23 +301,25 @@ func payload(offset, register uint32) expr.Any {
 	return &expr.Payload{DestRegister: register, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: 4}
 }
 
-// removeTable also turns forwarding off if the policy says that kiri turned it on, unless another engine of kiri needs it.
-// Nobody else can: the policy dropped what they forwarded.
+// removeTable deletes the table. If its policy says that kiri turned forwarding on, forwarding is turned off again; nobody
+// else can need it, as the policy dropped what they forwarded, but other engines of kiri: then one of them gets the policy.
 func (n *Network) removeTable() error {
 	there, policy, err := n.readTable()
 	if err != nil || there == nil {
 		return err
 	}
-	tables, err := n.nft.ListTablesOfFamily(nftables.TableFamilyIPv4)
-	if err != nil {
-		return fmt.Errorf("listing tables: %w", err)
-	}
-	alone := !slices.ContainsFunc(tables, func(t *nftables.Table) bool {
-		return t.Name != n.cfg.Table && strings.HasPrefix(t.Name, defaultPrefix)
-	})
-	if policy == nftables.ChainPolicyDrop && alone {
-		if err := sysctl("net/ipv4/ip_forward", "0"); err != nil {
+	if policy == nftables.ChainPolicyDrop {
+		other, err := n.otherEngine()
+		if err != nil {
 			return err
+		}
+		if other == nil {
+			if err := sysctl("net/ipv4/ip_forward", "0"); err != nil {
+				return err
+			}
+		} else {
+			other.Policy = &policy
+			n.nft.AddChain(other)
 		}
 	}
 	n.nft.DelTable(n.table())
@@ -317,6 +327,36 @@ func (n *Network) removeTable() error {
 		return fmt.Errorf("deleting table ip %s: %w", n.cfg.Table, err)
 	}
 	return nil
+}
+
+// otherEngine finds the forward chain of another kiri's table, nil if there is none.
+func (n *Network) otherEngine() (*nftables.Chain, error) {
+	chains, err := n.nft.ListChainsOfTableFamily(nftables.TableFamilyIPv4)
+	if err != nil {
+		return nil, fmt.Errorf("listing chains: %w", err)
+	}
+	for _, c := range chains {
+		if c.Table.Name == n.cfg.Table || c.Name != "forward" {
+			continue
+		}
+		if yes, err := n.isEngine(c); err != nil || yes {
+			return c, err
+		}
+	}
+	return nil, nil
+}
+
+// isEngine tells whether a chain is the forward chain of a kiri's table.
+func (n *Network) isEngine(c *nftables.Chain) (bool, error) {
+	rules, err := n.nft.GetRules(c.Table, c)
+	if err != nil {
+		return false, fmt.Errorf("listing rules of table %s: %w", c.Table.Name, err)
+	}
+	if len(rules) == 0 {
+		return false, nil
+	}
+	text, _ := userdata.GetString(rules[len(rules)-1].UserData, userdata.TypeComment)
+	return text == otherEngines.text(), nil
 }
 
 // lookForDrops warns of other tables whose policy drops what is forwarded.
@@ -330,7 +370,11 @@ func (n *Network) lookForDrops() error {
 			if c.Hooknum == nil || *c.Hooknum != *nftables.ChainHookForward || c.Policy == nil || *c.Policy != nftables.ChainPolicyDrop {
 				continue
 			}
-			if !strings.HasPrefix(c.Table.Name, defaultPrefix) && c.Table.Name != n.cfg.Table {
+			engine, err := n.isEngine(c)
+			if err != nil {
+				return err
+			}
+			if !engine {
 				n.warn = append(n.warn, fmt.Sprintf("WARNING: chain %s of nf_tables table %s drops what is forwarded; containers on %s reach other hosts only if it accepts them",
 					c.Name, c.Table.Name, n.cfg.Bridge))
 			}
@@ -360,13 +404,10 @@ func in(name string) []expr.Any     { return ifname(expr.MetaKeyIIFNAME, expr.Cm
 func out(name string) []expr.Any    { return ifname(expr.MetaKeyOIFNAME, expr.CmpOpEq, name) }
 func notOut(name string) []expr.Any { return ifname(expr.MetaKeyOIFNAME, expr.CmpOpNeq, name) }
 
-// ifname compares an interface's name, of which only the beginning is compared if it ends in a star.
+// ifname compares an interface's name.
 func ifname(key expr.MetaKey, op expr.CmpOp, name string) []expr.Any {
 	data := make([]byte, unix.IFNAMSIZ)
 	copy(data, name)
-	if p, ok := strings.CutSuffix(name, "*"); ok {
-		data = []byte(p)
-	}
 	return []expr.Any{&expr.Meta{Key: key, Register: 1}, &expr.Cmp{Op: op, Register: 1, Data: data}}
 }
 

@@ -149,6 +149,53 @@ func TestAgentKilled(t *testing.T) {
 	t.Logf("%d layers were whole when their agent was killed", survivors)
 }
 
+// The same with a stream that goes on, as the daemon's does: the child must not live on with it.
+func TestAgentKilledStreamGoesOn(t *testing.T) {
+	if dir := os.Getenv(helperStore); dir != "" {
+		s, err := OpenStore(dir)
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		_, err = s.Unpack(context.Background(), &wire.Unpack{Import: true}, os.NewFile(3, "stream"))
+		fmt.Fprintln(os.Stderr, "not killed:", err)
+		os.Exit(1)
+	}
+	s := newStore(t)
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	cmd := exec.Command("/proc/self/exe", "-test.run=^TestAgentKilledStreamGoesOn$")
+	cmd.Env = append(os.Environ(), helperStore+"="+s.root)
+	cmd.ExtraFiles = []*os.File{r}
+	cmd.Stderr = os.Stderr
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	r.Close()
+	// More than a pipe holds: when it is written, the child has begun to read.
+	if _, err := w.Write(pack(t, file("f", strings.Repeat("x", 1<<20)))[:1<<20]); err != nil {
+		t.Fatal(err)
+	}
+	cmd.Process.Kill()
+	cmd.Wait()
+	next, err := OpenStore(s.root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer next.Close()
+	swept := make(chan struct{})
+	go func() { next.sweeps.Wait(); close(swept) }()
+	select {
+	case <-swept:
+	case <-time.After(20 * time.Second):
+		t.Fatal("the dead agent's child still holds its layer")
+	}
+	wantNames(t, filepath.Join(s.root, "layers"), "empty")
+}
+
 // agentUntilKilled unpacks one layer after the other.
 func agentUntilKilled(dir string) {
 	s, err := OpenStore(dir)

@@ -106,8 +106,15 @@ func TestReplacedWithinALayer(t *testing.T) {
 		file("f", "f"), dir("f", 0o755), file("f/x", "x"),
 		dir("e", 0o755), file("e/x", "x"), symlink("e", "f"), file("e/y", "through the link"),
 		file("twice", "first and longer"), file("twice", "second"),
-		dir("r", 0o2755), dir("r", 0o755))
+		dir("r", 0o2755), dir("r", 0o755),
+		dir("old", 0o755), dir("new", 0o755), symlink("l", "old"), file("l/1", "1"), symlink("l", "new"), file("l/2", "2"),
+		dir("g", 0o755), dir("g/sub", 0o1777), dir("h", 0o755), dir("h/sub", 0o755), symlink("g", "h"))
 	_, p := mounted(t, s, "c", id)
+	wantNames(t, p+"/old", "1")
+	wantNames(t, p+"/new", "2")
+	if st := lstat(t, p+"/h/sub"); st.Mode&0o7777 != 0o755 {
+		t.Errorf("what was said of a removed directory was done to another: mode %o", st.Mode&0o7777)
+	}
 	wantContent(t, p+"/d", "file now")
 	wantNames(t, p+"/f", "x", "y")
 	wantContent(t, p+"/twice", "second")

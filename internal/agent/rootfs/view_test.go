@@ -206,10 +206,12 @@ func TestViewWithMounts(t *testing.T) {
 	add(inner, "/app/nested", true)
 	add(cfg, "/cfg", false)
 	add(inner, "/app/sub/dir/made/here", true) // the target is created inside the first mount
+	add(host, "/copy", true)                   // the same tree again, without what is mounted in the first
 	for p, want := range map[string]string{
 		"/app/tool": host + "/tool", "/bin/tool": host + "/tool", "/app/abs": g.top + "/root/lib/x", "/app/up": g.top + "/root/lib/x",
 		"/app/nested/in-inner": inner + "/in-inner", "/app/nested/back": g.top + "/root/lib/x", "/app/nested/../tool": host + "/tool",
 		"/app/..": g.top + "/root", "/cfg": cfg, "/app/sub/deep/made/here/in-inner": inner + "/in-inner", "/app": host, "/app/nested/": inner,
+		"/copy/nested": host + "/nested", "/copy/tool": host + "/tool",
 	} {
 		fd, err := v.open(p, unix.O_PATH)
 		f, err := fileOf(fd, p, err)

@@ -56,12 +56,12 @@ func split(op uint16, k uint32, high, low block) block {
 // ENOSYS anyway, and what is not there need not be loaded at each start.
 func (p *policy) compile(x32 bool) []unix.SockFilter {
 	kill := block{ret(unix.SECCOMP_RET_KILL_THREAD)}
-	above64 := kill
+	above64 := kill // for the numbers from x32Bit on
 	for i := range p.arches {
 		if a := &p.arches[i]; a.bit == x32Bit {
 			above64 = block{ret(unix.SECCOMP_RET_ERRNO | uint32(unix.ENOSYS))}
 			if x32 {
-				above64 = p.search(a)
+				above64 = tree(p.segments(a, nil))
 			}
 		}
 	}
@@ -72,11 +72,11 @@ func (p *policy) compile(x32 bool) []unix.SockFilter {
 		if a.bit == x32Bit {
 			continue
 		}
-		calls := p.search(a)
+		var above block
 		if a.audit == unix.AUDIT_ARCH_X86_64 {
-			calls = split(unix.BPF_JGE, x32Bit, above64, calls)
+			above = above64
 		}
-		code = split(unix.BPF_JEQ, a.audit, slices.Concat(block{load(dataNr)}, calls), code)
+		code = split(unix.BPF_JEQ, a.audit, slices.Concat(block{load(dataNr)}, tree(p.segments(a, above))), code)
 	}
 	return slices.Concat(block{load(dataArch)}, code)
 }
@@ -96,11 +96,12 @@ type segment struct {
 	code  block
 }
 
-// search is the code for the calls of one architecture, with the number in the accumulator.
+// segments are the calls of one architecture in order; x32 is the code for numbers from x32Bit on, nil if there are
+// none to tell apart.
 //
 // A call newer than the profile, that is above all it names, gives ENOSYS instead of the default's errno, so that a C
 // library falls back to an older one: runc does the same since 1.0.0-rc93.
-func (p *policy) search(a *archPolicy) block {
+func (p *policy) segments(a *archPolicy, x32 block) []segment {
 	above := p.def
 	if above != unix.SECCOMP_RET_ALLOW && above != unix.SECCOMP_RET_LOG {
 		above = unix.SECCOMP_RET_ERRNO | uint32(unix.ENOSYS)
@@ -124,7 +125,24 @@ func (p *policy) search(a *archPolicy) block {
 		put(nr+a.bit+1, def)
 	}
 	put(a.last+a.bit+1, block{ret(above)})
-	return tree(segs)
+	if x32 != nil {
+		put(x32Bit, x32)
+	}
+	return segs
+}
+
+// middle is the segment at which to cut: not the one that halves their count, but the one that best halves the calls,
+// because on loading each number is looked for once. The last segment, without an end, counts as one.
+func middle(segs []segment) int {
+	first, last := segs[0].first, segs[len(segs)-1].first+1
+	best, off := 1, uint32(math.MaxUint32)
+	for i := 1; i < len(segs); i++ {
+		low, high := segs[i].first-first, last-segs[i].first
+		if d := max(low, high) - min(low, high); d < off {
+			best, off = i, d
+		}
+	}
+	return best
 }
 
 // tree is the search: a comparison for each border between segments, and behind them once each code that they lead
@@ -152,14 +170,14 @@ func tree(segs []segment) block {
 		end += len(targets[t])
 	}
 	if last > math.MaxUint8 {
-		mid := len(segs) / 2
+		mid := middle(segs)
 		return split(unix.BPF_JGE, segs[mid].first, tree(segs[mid:]), tree(segs[:mid]))
 	}
 	code := make(block, 0, end)
 	// node appends the comparisons for segs[from:to]; there are at least two.
 	var node func(from, to int)
 	node = func(from, to int) {
-		mid, next := (from+to)/2, len(code)+1
+		mid, next := from+middle(segs[from:to]), len(code)+1
 		yes, no := mid-from-1, 0 // the comparisons of the lower half come first
 		if to-mid == 1 {
 			yes = at[target[mid]] - next

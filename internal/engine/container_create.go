@@ -5,7 +5,6 @@ import (
 	"context"
 	"maps"
 	"os"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -17,7 +16,18 @@ import (
 
 const nameChars = `[a-zA-Z0-9][a-zA-Z0-9_.-]`
 
-var namePattern = regexp.MustCompile(`^` + nameChars + `+$`)
+// isName tells whether s is nameChars and at least one more of its second class. It is written out because a regular expression would be
+// compiled before main of every kiri command.
+func isName(s string) bool {
+	for i := range len(s) {
+		c := s[i]
+		letter := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
+		if !letter && (i == 0 || c != '_' && c != '.' && c != '-') {
+			return false
+		}
+	}
+	return len(s) > 1
+}
 
 // ContainerCreate makes a container of an image. The request is the engine's to keep and to change.
 func (e *Engine) ContainerCreate(ctx context.Context, name string, req *container.CreateRequest, platform string) (container.CreateResponse, error) {
@@ -111,7 +121,7 @@ func (e *Engine) reserveName(c *ctr, name string) error {
 		return nil
 	}
 	plain := strings.TrimPrefix(name, "/")
-	if !namePattern.MatchString(plain) {
+	if !isName(plain) {
 		return invalid("Invalid container name (%s), only %s are allowed", name, nameChars)
 	}
 	if other := e.containers.reserve(plain, c); other != nil {

@@ -327,7 +327,7 @@ func (e *Engine) ContainerRename(ctx context.Context, ref, name string) error {
 	switch {
 	case old == name:
 		return invalid("Renaming a container with the same name as its current name")
-	case !namePattern.MatchString(name):
+	case !isName(name):
 		return invalid("Error when allocating new name: Invalid container name (%s), only %s are allowed", name, nameChars)
 	}
 	if other := e.containers.reserve(name, c); other != nil {

@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"regexp"
 	"strings"
 
 	"github.com/opencontainers/go-digest"
@@ -77,8 +76,11 @@ func platformMissing(ref string, p ocispec.Platform) error {
 	return notFound("image with reference %s was found but does not provide the specified platform (%s)", ref, registry.FormatPlatform(p))
 }
 
-// shortIDs are what may be an id's beginning; shorter ones are names only.
-var shortIDs = regexp.MustCompile(`^(sha256:)?([a-f0-9]{4,64})$`)
+// idDigits gives the hexadecimal digits of what may be an id's beginning; fewer than four are a name only.
+func idDigits(ref string) (string, bool) {
+	digits := strings.TrimPrefix(ref, "sha256:")
+	return digits, len(digits) >= 4 && len(digits) <= 64 && strings.Trim(digits, "0123456789abcdef") == ""
+}
 
 // noSuchImage has Docker's text, which names the tag even if the request did not.
 func noSuchImage(parsed reference.Reference) error {
@@ -120,10 +122,10 @@ func (s *images) find(ref string) (t *target, name string, err error) {
 	if r := s.names[key]; r != nil {
 		return s.targets[r.Target.Digest], key, nil
 	}
-	if m := shortIDs.FindStringSubmatch(ref); m != nil {
+	if digits, ok := idDigits(ref); ok {
 		var found *target
 		for d, t := range s.targets {
-			if strings.HasPrefix(d.Encoded(), m[2]) {
+			if strings.HasPrefix(d.Encoded(), digits) {
 				if found != nil {
 					return nil, "", notFound("ambiguous reference")
 				}

@@ -3,6 +3,7 @@ package engine
 import (
 	"strconv"
 	"strings"
+	"sync"
 )
 
 // parseSignal reads a signal of Linux by number or by name, with or without SIG, in any case. The names are those of
@@ -14,7 +15,7 @@ func parseSignal(s string) (int, error) {
 		}
 		return n, nil
 	}
-	n, ok := signals[strings.TrimPrefix(strings.ToUpper(s), "SIG")]
+	n, ok := signals()[strings.TrimPrefix(strings.ToUpper(s), "SIG")]
 	if !ok {
 		return -1, invalid("invalid signal: %s", s)
 	}
@@ -27,7 +28,7 @@ const (
 )
 
 // signals are those of signal(7) on amd64 and arm64, and the real-time ones that the C library leaves to programs.
-var signals = func() map[string]int {
+var signals = sync.OnceValue(func() map[string]int {
 	m := map[string]int{
 		"HUP": 1, "INT": 2, "QUIT": 3, "ILL": 4, "TRAP": 5, "ABRT": 6, "IOT": 6, "BUS": 7, "FPE": 8, "KILL": 9, "USR1": 10,
 		"SEGV": 11, "USR2": 12, "PIPE": 13, "ALRM": 14, "TERM": 15, "STKFLT": 16, "CHLD": 17, "CLD": 17, "CONT": 18, "STOP": 19,
@@ -43,4 +44,4 @@ var signals = func() map[string]int {
 		m["RTMAX-"+strconv.Itoa(i)] = rtMax - i
 	}
 	return m
-}()
+})

@@ -122,7 +122,7 @@ func checkVolumeName(name string) error {
 	if len(name) == 1 {
 		return invalid("create %s: volume name is too short, names should be at least two alphanumeric characters", name)
 	}
-	if !namePattern.MatchString(name) {
+	if !isName(name) {
 		return invalid("create %s: %q includes invalid characters for a local volume name, only %q are allowed. If you intended to pass a host directory, use absolute path", name, name, nameChars)
 	}
 	if err := record.CheckName(name); err != nil {

@@ -151,8 +151,7 @@ func (c *content) put(raw []byte) (digest.Digest, error) {
 		w.discard()
 		return "", err
 	}
-	_, err = w.commit("")
-	return d, err
+	return d, w.commit(d)
 }
 
 // remove deletes a blob and what may be there of its beginning. Quiet if there is nothing.
@@ -242,15 +241,20 @@ func (w *blobWriter) discard() {
 	os.Remove(w.f.Name())
 }
 
+// digest is that of what was written so far.
+func (w *blobWriter) digest() digest.Digest {
+	return digest.NewDigestFromEncoded(digest.SHA256, hex.EncodeToString(w.hash.Sum(nil)))
+}
+
 // errDigest is wrapped in the error for a blob that does not match its digest.
 var errDigest = errors.New("digest does not match")
 
-// commit gives the blob its name, durable. If it does not match want (unless that is "") it is deleted.
-func (w *blobWriter) commit(want digest.Digest) (digest.Digest, error) {
-	d := digest.NewDigestFromEncoded(digest.SHA256, hex.EncodeToString(w.hash.Sum(nil)))
-	if want != "" && d != want {
+// commit gives the blob its name, durable. If it does not match it is deleted.
+func (w *blobWriter) commit(want digest.Digest) error {
+	d := w.digest()
+	if d != want {
 		w.discard()
-		return d, fmt.Errorf("verifying blob %s: it is %s: %w", want, d, errDigest)
+		return fmt.Errorf("verifying blob %s: it is %s: %w", want, d, errDigest)
 	}
 	err := w.f.Sync()
 	if cerr := w.f.Close(); err == nil {
@@ -264,12 +268,12 @@ func (w *blobWriter) commit(want digest.Digest) (digest.Digest, error) {
 	}
 	if err != nil {
 		os.Remove(w.f.Name())
-		return d, fmt.Errorf("writing blob %s: %w", d, err)
+		return fmt.Errorf("writing blob %s: %w", d, err)
 	}
 	w.c.mu.Lock()
 	w.c.sizes[d] = w.n
 	w.c.mu.Unlock()
-	return d, nil
+	return nil
 }
 
 // partial lists the beginnings of blobs: name, size and the time of the last write.

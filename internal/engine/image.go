@@ -5,6 +5,7 @@ import (
 	"io"
 	"os"
 
+	"github.com/moby/moby/api/types/events"
 	"github.com/moby/moby/api/types/image"
 	"github.com/moby/moby/api/types/jsonstream"
 	"github.com/moby/moby/api/types/registry"
@@ -95,5 +96,9 @@ func (e *Engine) ImageHistory(ctx context.Context, ref string, platform *ocispec
 
 // ImagesPrune deletes unused images: without a name, or all of them with the filter dangling=false.
 func (e *Engine) ImagesPrune(ctx context.Context, filters Filters) (*image.PruneReport, error) {
-	return e.images.prune(ctx, filters)
+	report, err := e.images.prune(ctx, filters)
+	if err == nil {
+		e.pruneEvent(events.ImageEventType, report.SpaceReclaimed)
+	}
+	return report, err
 }

@@ -210,7 +210,7 @@ func (f *flight) download(ctx context.Context, stream bool) (tried, err error) {
 		return nil, err
 	}
 	f.phase.Store(phaseVerifying)
-	if _, err := w.commit(f.desc.Digest); err != nil {
+	if err := w.commit(f.desc.Digest); err != nil {
 		if !errors.Is(err, errDigest) {
 			return nil, err
 		}

@@ -204,11 +204,11 @@ func (s *images) importLayer(ctx context.Context, r io.Reader, hold *hold) (ocis
 	hold.add(digest.Digest(reply.DiffID))
 	s.unpacked(reply)
 	size := w.n
-	d, err := w.commit("")
-	if err != nil {
+	d := w.digest()
+	hold.add(d) // before it is there, for a collection would find it unneeded
+	if err := w.commit(d); err != nil {
 		return fail(err)
 	}
-	hold.add(d)
 	return ocispec.Descriptor{MediaType: mediaType, Digest: d, Size: size}, reply, nil
 }
 

@@ -67,7 +67,6 @@ func (s *images) summary(t *target, tags []string) image.Summary {
 	desc := t.desc
 	sum := image.Summary{
 		Containers: -1, // not counted in lists, as in Docker's
-		Created:    created(v).Unix(),
 		ID:         t.desc.Digest.String(),
 		Labels:     v.config.Config.Labels,
 		Descriptor: &desc,
@@ -77,6 +76,9 @@ func (s *images) summary(t *target, tags []string) image.Summary {
 		RepoDigests: s.digests(t),
 		SharedSize:  -1,
 		Size:        s.size(t),
+	}
+	if at := created(v); !at.IsZero() { // else 0, which clients show as unknown
+		sum.Created = at.Unix()
 	}
 	return sum
 }

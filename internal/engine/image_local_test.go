@@ -516,6 +516,34 @@ func TestDamagedRecords(t *testing.T) {
 	}
 }
 
+// FuzzFind looks up whatever a client may send.
+func FuzzFind(f *testing.F) {
+	b := newImages(f)
+	id := b.importTar("alpine:3", "x")
+	for _, s := range []string{"alpine", id, id[7:19], "alpine@" + id, "a//b", "docker.io/library/alpine:3", ""} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, ref string) {
+		r, err := b.s.resolve(ref, "")
+		if err == nil && r.ID != id || err != nil && !cerrdefs.IsNotFound(err) && !cerrdefs.IsInvalidArgument(err) {
+			t.Errorf("%q: %+v, %v", ref, r, err)
+		}
+	})
+}
+
+// FuzzChanges applies whatever a client may send.
+func FuzzChanges(f *testing.F) {
+	for _, s := range []string{`ENV A=1 B="$A"`, "HEALTHCHECK --interval=1s CMD x", "EXPOSE 1-65535", `LABEL "a b"='c'`, "ENV A=${B:-${C}}", "CMD [\n"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, change string) {
+		var cfg dockerspec.DockerOCIImageConfig
+		if err := applyChanges(&cfg, []string{change}); err != nil && !cerrdefs.IsInvalidArgument(err) {
+			t.Errorf("%q: %v", change, err)
+		}
+	})
+}
+
 func BenchmarkResolve(b *testing.B) {
 	x := newImages(b)
 	x.importTar("alpine:latest", "x")

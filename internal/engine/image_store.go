@@ -32,7 +32,7 @@ type imagesConfig struct {
 	Log                *slog.Logger
 	InsecureRegistries []string
 	RegistryMirrors    []string
-	CertsDir           string // of registries, in the layout of /etc/docker/certs.d; "" none
+	CertsDir           string // registries' certificates; "" is Docker's own place, /etc/docker/certs.d
 	Version            string // of kiri, for the User-Agent
 	Concurrent         int    // layers fetched at a time in one pull; 0 is 3, as dockerd
 	Architecture       string // of the agent, as GOARCH has it; "" is the daemon's own
@@ -160,9 +160,12 @@ func openImages(ctx context.Context, cfg imagesConfig) (*images, error) {
 	if s.cfg.Concurrent <= 0 {
 		s.cfg.Concurrent = 3
 	}
+	if s.cfg.CertsDir == "" {
+		s.cfg.CertsDir = "/etc/docker/certs.d"
+	}
 	s.ctx, s.closed = context.WithCancel(context.Background())
 	opts := cfg.registry
-	opts.Insecure, opts.Mirrors, opts.CertsDir = cfg.InsecureRegistries, cfg.RegistryMirrors, cfg.CertsDir
+	opts.Insecure, opts.Mirrors, opts.CertsDir = cfg.InsecureRegistries, cfg.RegistryMirrors, s.cfg.CertsDir
 	opts.UserAgent = "kiri/" + cfg.Version
 	var err error
 	if s.registry, err = registry.New(opts); err != nil {

@@ -18,6 +18,9 @@ type Front struct {
 	Fault func(f *Front, w http.ResponseWriter, r *http.Request) bool
 	// Cut ends the connection of an answer after so many bytes of the body; nil or a negative result cuts nothing.
 	Cut func(r *http.Request) int64
+	// Hold stops an answer after so many bytes of the body and calls the function, whose return lets it go on; nil or a
+	// negative number holds nothing.
+	Hold func(r *http.Request) (int64, func())
 	// NoRange hides the server's ability to send parts.
 	NoRange bool
 
@@ -110,7 +113,16 @@ func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if cut >= 0 {
 		body = io.LimitReader(body, cut)
 	}
-	n, _ := io.Copy(w, body)
+	var n int64
+	if f.Hold != nil {
+		if at, held := f.Hold(r); at >= 0 {
+			n, _ = io.CopyN(w, body, at)
+			w.(http.Flusher).Flush()
+			held()
+		}
+	}
+	m, _ := io.Copy(w, body)
+	n += m
 	f.mu.Lock()
 	f.sent[r.URL.Path] += n
 	f.mu.Unlock()

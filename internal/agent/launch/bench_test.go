@@ -78,7 +78,6 @@ func BenchmarkStart(b *testing.B) {
 
 				th, err := NewThread(nil)
 				must(b, err)
-				must(b, th.EmptyRoot())
 				s := prepare(b, low, net)
 				s.Seccomp = filter
 				before := time.Now()

@@ -34,7 +34,7 @@ func Compile(s *Spec) (*Plan, error) {
 	if err := s.check(); err != nil {
 		return nil, err
 	}
-	c := &compiler{Spec: s, plan: &Plan{cloneflags: s.Cloneflags, cgroup: s.CgroupFD, emptyRoot: s.EmptyRoot}, procfs: noWord}
+	c := &compiler{Spec: s, plan: &Plan{cloneflags: s.Cloneflags, cgroup: s.CgroupFD}, procfs: noWord}
 	c.p = &c.plan.prog
 	c.p.steps = make([]step, 0, 128)
 	c.p.data = make([]byte, 0, 4096)
@@ -81,8 +81,8 @@ func (s *Spec) check() error {
 		return invalid("a root needs a mount namespace of its own")
 	case s.Root == nil && (len(s.Mounts) > 0 || s.Proc != nil || len(s.Masked) > 0 || len(s.Readonly) > 0):
 		return invalid("mounts without a root")
-	case s.EmptyRoot && (s.Root == nil || s.Cloneflags&unix.CLONE_NEWPID == 0):
-		return invalid("an empty root needs a root to put there, and a thread")
+	case s.Root == nil && s.Cloneflags&unix.CLONE_NEWPID != 0:
+		return invalid("a PID namespace of its own needs a root")
 	case (s.Hostname != "" || s.Domainname != "") && s.Cloneflags&unix.CLONE_NEWUTS == 0:
 		return invalid("a host name needs a UTS namespace of its own")
 	case s.Proc != nil && s.ProcMount == nil && s.Cloneflags&unix.CLONE_NEWPID == 0:

@@ -25,8 +25,8 @@ func (c *compiler) root() {
 		p.add("attach the root", "", unix.SYS_MOVE_MOUNT, root, p.str(""), atFDCWD(), p.str("/"), flagsOf(unix.MOVE_MOUNT_F_EMPTY_PATH, moveBits))
 		p.add("enter the root", "", unix.SYS_FCHDIR, root)
 	}
-	if c.EmptyRoot {
-		// There is nothing under the new root that would have to go: an empty directory that cannot be written to.
+	if !c.plan.template {
+		// In a copy of a Thread's mount namespace: nothing is under the new root that would have to go.
 		attach()
 		p.add("change to the root", "", unix.SYS_CHROOT, p.str("."))
 	} else {

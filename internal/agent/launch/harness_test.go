@@ -114,7 +114,6 @@ func containerOn(t testing.TB, low string, args ...string) *Spec {
 	s := &Spec{
 		Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC | unix.CLONE_NEWNET | unix.CLONE_NEWCGROUP,
 		Root:       root,
-		EmptyRoot:  true,
 		Proc:       openIn(t, root, "proc"),
 		Mounts: []MountAt{
 			{Mount: dev, Target: openIn(t, root, "dev"), Desc: "tmpfs on /dev"},
@@ -208,9 +207,6 @@ func tryStart(t testing.TB, tm *Template, s *Spec) (*started, error) {
 			var th *Thread
 			th, err = NewThread(nil)
 			must(t, err)
-			if s.EmptyRoot {
-				must(t, th.EmptyRoot())
-			}
 			p.Proc, err = th.Start(plan)
 			th.Close()
 		}

@@ -21,7 +21,6 @@ type Plan struct {
 	cloneflags uint64
 	cgroup     int
 	template   bool
-	emptyRoot  bool
 	own        []*os.File // mounts made by Compile
 }
 

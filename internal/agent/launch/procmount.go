@@ -86,7 +86,7 @@ func cloneProc(pid int) (*os.File, error) {
 	}
 	// A mount of another mount namespace can be cloned only by one who is in there: with a thread that ends.
 	var fd int
-	t, err := NewThread(func() error {
+	err = onThread(func() error {
 		mnt, err := unix.Open(fmt.Sprintf("/proc/%d/ns/mnt", pid), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 		if err != nil {
 			return err
@@ -104,7 +104,6 @@ func cloneProc(pid int) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	t.Close()
 	if err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Attr_set: procAttrs, Attr_clr: unix.MOUNT_ATTR_RDONLY}); err != nil {
 		unix.Close(fd)
 		return nil, err

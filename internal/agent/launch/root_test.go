@@ -185,7 +185,7 @@ func TestInvalidSpecs(t *testing.T) {
 	must(t, err)
 	defer dir.Close()
 	good := func() *Spec {
-		return &Spec{Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS, Path: "/bin/true", Args: []string{"true"}}
+		return &Spec{Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS, Root: dir, Path: "/bin/true", Args: []string{"true"}}
 	}
 	if p, err := Compile(good()); err != nil {
 		t.Fatal(err)
@@ -199,7 +199,8 @@ func TestInvalidSpecs(t *testing.T) {
 		"NUL in an argument":   func(s *Spec) { s.Args = append(s.Args, "a\x00b") },
 		"NUL in env":           func(s *Spec) { s.Env = []string{"\x00"} },
 		"unknown rlimit":       func(s *Spec) { s.Rlimits = []wire.Rlimit{{Name: "nosuch"}} },
-		"root without ns":      func(s *Spec) { s.Root, s.Cloneflags = dir, unix.CLONE_NEWPID },
+		"root without ns":      func(s *Spec) { s.Cloneflags = unix.CLONE_NEWPID },
+		"no root":              func(s *Spec) { s.Root = nil },
 		"host name without ns": func(s *Spec) { s.Hostname = "x" },
 		"host name too long":   func(s *Spec) { s.Hostname, s.Cloneflags = strings.Repeat("x", 65), s.Cloneflags|unix.CLONE_NEWUTS },
 		"other clone flags":    func(s *Spec) { s.Cloneflags |= unix.CLONE_FILES },

@@ -27,10 +27,9 @@ type Spec struct {
 	// moves itself into. A Thread does not need them: its children start in the v1 cgroups that it is in.
 	CgroupProcs []*os.File
 
-	// File system. Root nil leaves the root that was joined or inherited.
-	Root *os.File // detached mount that becomes the root
-	// EmptyRoot says that the plan will be started by a Thread that has called EmptyRoot, see there. It needs Root.
-	EmptyRoot bool
+	// File system. Root is a detached mount that becomes the root. A Thread has no other; for a Template nil leaves the
+	// root that was joined.
+	Root      *os.File
 	Mounts    []MountAt // attached in this order
 	Proc      *os.File  // O_PATH of the directory that /proc is mounted on; nil: no /proc
 	ProcMount *os.File  // detached proc to use for it, needed without CLONE_NEWPID (see ProcMount); nil: made by the child

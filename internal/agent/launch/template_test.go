@@ -476,7 +476,6 @@ func TestJoinPIDNamespace(t *testing.T) {
 	for _, host := range []bool{false, true} {
 		s := container(t, "report")
 		s.Cloneflags &^= unix.CLONE_NEWPID
-		s.EmptyRoot = false
 		want := ns(t, "pid")
 		pid := 0
 		if !host {

@@ -9,15 +9,16 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
-	"runkiri.com/kiri/internal/wire"
 )
 
 // Thread is a parked OS thread whose children inherit what it has joined: v1 cgroups, a network namespace. Nothing
 // else ever runs on it, and it ends with Close, so what it joined leaks to no other goroutine. Its methods are safe
 // for concurrent use; calls run one after another.
+//
+// Its mount namespace has nothing but an empty read-only directory. A clone has one mount to copy then instead of all
+// of the host's, and no old root to detach: both together are a tenth of a start.
 type Thread struct {
 	tid  int
-	bare bool // EmptyRoot has been called; only the thread itself uses it
 	work chan func()
 	once sync.Once     // guards closing quit
 	quit chan struct{} // closed by Close
@@ -25,15 +26,27 @@ type Thread struct {
 }
 
 // NewThread starts a thread and runs prepare on it, which may be nil; an error of prepare ends the thread and is
-// returned. prepare must leave the goroutine locked to its thread.
+// returned. prepare must leave the goroutine locked to its thread. It is the last to see the host's files: afterwards
+// the thread is in its empty mount namespace, where only descriptors lead out.
 func NewThread(prepare func() error) (*Thread, error) {
-	t := &Thread{work: make(chan func()), quit: make(chan struct{}), done: make(chan struct{})}
+	t := newThread()
 	ready := make(chan error)
-	go t.run(prepare, ready)
+	go t.run(func() error {
+		if prepare != nil {
+			if err := prepare(); err != nil {
+				return err
+			}
+		}
+		return emptyRoot()
+	}, ready)
 	if err := <-ready; err != nil {
 		return nil, err
 	}
 	return t, nil
+}
+
+func newThread() *Thread {
+	return &Thread{work: make(chan func()), quit: make(chan struct{}), done: make(chan struct{})}
 }
 
 func (t *Thread) run(prepare func() error, ready chan<- error) {
@@ -53,11 +66,9 @@ func (t *Thread) run(prepare func() error, ready chan<- error) {
 		return
 	}
 	defer close(t.done)
-	if prepare != nil {
-		if err := prepare(); err != nil {
-			ready <- err
-			return
-		}
+	if err := prepare(); err != nil {
+		ready <- err
+		return
 	}
 	ready <- nil
 	for {
@@ -84,29 +95,24 @@ func (t *Thread) Do(f func() error) error {
 	}
 }
 
-// EmptyRoot moves the thread to a mount namespace that has nothing but an empty read-only directory, for plans with
-// Spec.EmptyRoot. A clone then has one mount to copy instead of all of the host's, and no old root to detach: both
-// together are a tenth of a start. The thread sees none of the host's files from then on, only descriptors.
-func (t *Thread) EmptyRoot() error {
+// emptyRoot moves the calling thread to the empty mount namespace.
+func emptyRoot() error {
 	ns, err := bareNamespace()
 	if err != nil {
 		return err
 	}
-	return t.Do(func() error {
-		if err := unix.Unshare(unix.CLONE_FS); err != nil {
-			return fmt.Errorf("unshare root and working directory: %w", err)
-		}
-		if err := unix.Setns(fdOf(ns), unix.CLONE_NEWNS); err != nil {
-			return fmt.Errorf("join the empty mount namespace: %w", err)
-		}
-		t.bare = true
-		return nil
-	})
+	if err := unix.Unshare(unix.CLONE_FS); err != nil {
+		return fmt.Errorf("unshare root and working directory: %w", err)
+	}
+	if err := unix.Setns(fdOf(ns), unix.CLONE_NEWNS); err != nil {
+		return fmt.Errorf("join the empty mount namespace: %w", err)
+	}
+	return nil
 }
 
-// bareNamespace is the mount namespace of EmptyRoot, made once. All threads share it, and their children get copies.
+// bareNamespace is the empty mount namespace, made once. All threads share it, and their children get copies.
 var bareNamespace = sync.OnceValues(func() (ns *os.File, err error) {
-	t, err := NewThread(func() error {
+	err = onThread(func() error {
 		// A thread with a file system context of its own has a mount namespace of its own.
 		if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 			return fmt.Errorf("unshare mount namespace: %w", err)
@@ -141,9 +147,18 @@ var bareNamespace = sync.OnceValues(func() (ns *os.File, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("make the empty mount namespace: %w", err)
 	}
-	t.Close()
 	return ns, nil
 })
+
+// onThread runs f on a thread that ends with it.
+func onThread(f func() error) error {
+	t := newThread()
+	ready := make(chan error)
+	go t.run(f, ready)
+	err := <-ready
+	t.Close()
+	return err
+}
 
 // Start makes the plan's process and returns when its execve has succeeded. Whatever the outcome the plan is used up.
 // After an error nothing is left: no process, no mount; a failed step is an error as "mount proc on /proc: no such
@@ -152,11 +167,6 @@ var bareNamespace = sync.OnceValues(func() (ns *os.File, err error) {
 func (t *Thread) Start(p *Plan) (Proc, error) {
 	var proc Proc
 	err := t.Do(func() (err error) {
-		if p.emptyRoot && !t.bare {
-			// It would leave the host's files under the container's root.
-			p.Close()
-			return wire.Errorf(wire.Internal, "start plan: it is for a thread with an empty root")
-		}
 		proc, err = p.direct()
 		return err
 	})

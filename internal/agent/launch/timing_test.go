@@ -57,7 +57,6 @@ func TestStepTimes(t *testing.T) {
 		s := containerOn(t, low)
 		s.Path, s.Args, s.Seccomp = "/bin/true", []string{"true"}, filter
 		s.Cloneflags &^= unix.CLONE_NEWNET
-		s.EmptyRoot = os.Getenv("KIRI_PIVOT") == ""
 		plan, err := Compile(s)
 		must(t, err)
 		p := &plan.prog
@@ -69,9 +68,6 @@ func TestStepTimes(t *testing.T) {
 		args := &cloneArgs{flags: plan.directFlags(), pidfd: base + 8*statusWords, exitSignal: uint64(unix.SIGCHLD)}
 		th, err := NewThread(nil)
 		must(t, err)
-		if s.EmptyRoot {
-			must(t, th.EmptyRoot())
-		}
 		var before, back, waited int64
 		var mnt *os.File
 		th.Do(func() error {

@@ -180,6 +180,21 @@ func TestWorkdirOutside(t *testing.T) {
 	}
 }
 
+// TestRootIsAll takes the ways out of a chroot, with all rights: there is nothing but the container's root, and under
+// it an empty directory that cannot be written to.
+func TestRootIsAll(t *testing.T) {
+	for _, tt := range []struct{ way, want string }{
+		{"chroot", "bin\ndev\netc\nproc\nsys\ntmp\nwork\nwritten\n"},
+		{"umount", ""},
+	} {
+		s := container(t, "escape", tt.way)
+		s.Caps = CapsFor(AllCaps(), 0)
+		if code, out, errs := start(t, nil, s).finish(); code != 0 || out != tt.want {
+			t.Errorf("%s: code %d, in the root: %q %s", tt.way, code, out, errs)
+		}
+	}
+}
+
 func TestInvalidSpecs(t *testing.T) {
 	dir, err := os.Open("/")
 	must(t, err)

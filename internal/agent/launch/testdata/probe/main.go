@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -33,6 +34,9 @@ type Report struct {
 	OOMAdj     string
 	Keyring    string
 }
+
+// setns is the number of setns(2), which package syscall does not have for every architecture.
+var setns = map[string]uintptr{"amd64": 308, "arm64": 268}[runtime.GOARCH]
 
 func main() {
 	args := os.Args[1:]
@@ -79,6 +83,36 @@ func main() {
 		signal.Notify(c, syscall.SIGTERM, syscall.SIGUSR1)
 		fmt.Println("ready")
 		fmt.Println((<-c).(syscall.Signal))
+	case "escape": // by the ways out of a chroot, with all rights; lists the root it ends up in
+		check(os.MkdirAll("/tmp/inner", 0o755))
+		root, err := syscall.Open("/", syscall.O_RDONLY|syscall.O_DIRECTORY, 0)
+		check(err)
+		ns, err := syscall.Open("/proc/self/ns/mnt", syscall.O_RDONLY, 0)
+		check(err)
+		switch args[1] {
+		case "chroot":
+			check(syscall.Chroot("/tmp/inner"))
+			check(syscall.Fchdir(root))
+			for range 20 {
+				check(syscall.Chdir(".."))
+			}
+			check(syscall.Chroot("."))
+		case "umount":
+			check(syscall.Unmount("/", syscall.MNT_DETACH))
+			runtime.LockOSThread()
+			check(syscall.Unshare(syscall.CLONE_FS))
+			if _, _, errno := syscall.RawSyscall(setns, uintptr(ns), syscall.CLONE_NEWNS, 0); errno != 0 {
+				fail(errno)
+			}
+		}
+		l, err := os.ReadDir("/")
+		check(err)
+		for _, e := range l {
+			fmt.Println(e.Name())
+		}
+		if err := os.WriteFile("/planted", nil, 0o644); err == nil {
+			fmt.Println("written")
+		}
 	case "orphan": // leaves a child behind that exits, and waits for its end to show
 		p, err := os.StartProcess("/proc/self/exe", []string{"probe", "spawn"}, &os.ProcAttr{Files: []*os.File{os.Stdin, os.Stdout, os.Stderr}})
 		check(err)

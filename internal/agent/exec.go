@@ -97,10 +97,13 @@ func (a *Agent) execRequest(_ context.Context, m *wire.Exec, f *wire.Frame) (_ *
 	}
 	p.stdio.closeChild()
 	p.pid, p.pidfd = proc.PID, proc.PIDFD
+	// Before anybody can learn of the process's end, and also if it has come already: the template may close its copies
+	// of the pipes only now, and that is when the output ends.
+	if err := p.stdio.begin(); err != nil {
+		a.logf("exec %s: %v", short(m.Exec), err)
+	}
 	if st := a.register(p); st != nil {
 		go p.ended(*st)
-	} else if err := p.stdio.begin(); err != nil {
-		a.logf("exec %s: %v", short(m.Exec), err)
 	}
 	if s != nil {
 		if err := s.start(); err != nil {

@@ -37,7 +37,7 @@ func Compile(s *Spec) (*Plan, error) {
 	c := &compiler{Spec: s, plan: &Plan{cloneflags: s.Cloneflags, cgroup: s.CgroupFD}, procfs: noWord}
 	c.p = &c.plan.prog
 	c.p.steps = make([]step, 0, 128)
-	c.p.data = make([]byte, 0, 4096)
+	c.p.data = make([]byte, 0, 8192+8*len(s.Seccomp))
 	if s.Cloneflags&unix.CLONE_NEWPID == 0 {
 		c.plan.template = true
 		c.templateProgram()
@@ -331,7 +331,8 @@ func (c *compiler) rights() {
 	for _, g := range c.Groups {
 		groups = binary.LittleEndian.AppendUint32(groups, g)
 	}
-	p.add("set supplementary groups", "", unix.SYS_SETGROUPS, num(len(c.Groups)), shownData(p.bytes(groups), showIDs(c.Groups)))
+	ids := word{kind: wordData, as: asIDs, n: uint32(len(c.Groups)), v: uint64(p.bytes(groups))}
+	p.add("set supplementary groups", "", unix.SYS_SETGROUPS, num(len(c.Groups)), ids)
 	gid, uid := num(int(c.GID)), num(int(c.UID))
 	p.add("set group", "", unix.SYS_SETRESGID, gid, gid, gid)
 	if c.UID != 0 {
@@ -384,7 +385,7 @@ func (c *compiler) capset(caps Caps) {
 		}
 	}
 	p.add("set capabilities", "", unix.SYS_CAPSET, shownData(hdr, "{_LINUX_CAPABILITY_VERSION_3, 0}"),
-		shownData(p.bytes(d), "{effective "+showCaps(caps.Effective)+", permitted "+showCaps(caps.Permitted)+", inheritable "+showCaps(caps.Inheritable)+"}"))
+		dataAs(p.bytes(d), asCaps))
 }
 
 // seccomp loads the filter. SPEC_ALLOW as runc does: since Linux 5.16 the kernel no longer couples the speculation
@@ -399,7 +400,7 @@ func (c *compiler) seccomp() {
 	}
 	prog := p.words(word{v: uint64(len(c.Seccomp))}, data(p.bytes(filter)))
 	p.add("load seccomp filter", "", unix.SYS_SECCOMP, shown(unix.SECCOMP_SET_MODE_FILTER, "SECCOMP_SET_MODE_FILTER"),
-		shown(unix.SECCOMP_FILTER_FLAG_SPEC_ALLOW, "SECCOMP_FILTER_FLAG_SPEC_ALLOW"), shownData(prog, "{"+strconv.Itoa(len(c.Seccomp))+" instructions}"))
+		shown(unix.SECCOMP_FILTER_FLAG_SPEC_ALLOW, "SECCOMP_FILTER_FLAG_SPEC_ALLOW"), shownData(prog, "filter"))
 }
 
 // signals makes the signal state a fresh one. Handlers are gone already (CLONE_CLEAR_SIGHAND), but a signal that the

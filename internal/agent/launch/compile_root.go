@@ -8,6 +8,7 @@ import (
 	"os"
 	"path"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 	"runkiri.com/kiri/internal/wire"
@@ -140,7 +141,7 @@ func (c *compiler) place(what, name string) (dir, rel word, first label) {
 // how is an open_how that stays inside the root and follows no magic link.
 func (c *compiler) how(flags uint64) word {
 	off := c.p.words(word{v: flags}, num(0), word{v: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS})
-	return shownData(off, "{"+showBits(flags, openBits)+", RESOLVE_IN_ROOT|RESOLVE_NO_MAGICLINKS}")
+	return dataAs(off, asHow)
 }
 
 const sizeofHow = 24
@@ -157,7 +158,7 @@ func (c *compiler) readonly(name string) {
 	}
 	p.add(what, name, unix.SYS_OPEN_TREE, dir, rel, flagsOf(flags, treeBits)).to = tree
 	p.add(what, name, unix.SYS_MOUNT_SETATTR, slot(tree), p.str(""), flagsOf(unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, treeBits),
-		shownData(p.words(word{v: unix.MOUNT_ATTR_RDONLY}, num(0), num(0), num(0)), "{MOUNT_ATTR_RDONLY}"), num(32))
+		c.readonlyAttr(), num(sizeofAttr))
 	p.add(what, name, unix.SYS_MOVE_MOUNT, slot(tree), p.str(""), dir, rel,
 		flagsOf(unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH, moveBits))
 	c.skip(first)
@@ -183,11 +184,13 @@ func (c *compiler) mask(name string) {
 		if err := unix.Lstat(name, &st); err != nil {
 			return // not in this kernel
 		}
-		cover := c.null
-		if st.Mode&unix.S_IFMT == unix.S_IFDIR {
-			cover = c.empty
+		var mnt word
+		var ok bool
+		if st.Mode&unix.S_IFMT != unix.S_IFDIR {
+			mnt, ok = c.null()
+		} else if mnt, ok = c.emptyOfProc(name); !ok {
+			mnt, ok = c.empty()
 		}
-		mnt, ok := cover()
 		if !ok {
 			return
 		}
@@ -223,6 +226,35 @@ func (c *compiler) null() (word, bool) {
 	f, err := nullMount()
 	return c.prepared(f, "null device", err)
 }
+
+// emptyOfProc is a mount of an empty directory that the container's proc has anyway, which saves the making of a file
+// system and its end: tty/ldisc has been kept for programs that look for it since line disciplines have no files there
+// (fs/proc/proc_tty.c), and nobody can put anything into a directory of proc.
+func (c *compiler) emptyOfProc(name string) (word, bool) {
+	if c.procfs.kind == wordNone || !procHasEmpty() {
+		return word{}, false
+	}
+	p := c.p
+	const what = "mask "
+	tree := p.newSlot()
+	p.add(what, name, unix.SYS_OPEN_TREE, c.procfs, p.str(emptyInProc), flagsOf(unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC, treeBits)).to = tree
+	p.add(what, name, unix.SYS_MOUNT_SETATTR, slot(tree), p.str(""), flagsOf(unix.AT_EMPTY_PATH, treeBits), c.readonlyAttr(), num(sizeofAttr))
+	return slot(tree), true
+}
+
+const emptyInProc = "tty/ldisc"
+
+var procHasEmpty = sync.OnceValue(func() bool {
+	l, err := os.ReadDir("/proc/" + emptyInProc)
+	return err == nil && len(l) == 0
+})
+
+// readonlyAttr is a mount_attr that makes read-only.
+func (c *compiler) readonlyAttr() word {
+	return shownData(c.p.words(word{v: unix.MOUNT_ATTR_RDONLY}, num(0), num(0), num(0)), "{MOUNT_ATTR_RDONLY}")
+}
+
+const sizeofAttr = 32
 
 // empty is a detached mount of an empty read-only directory.
 func (c *compiler) empty() (word, bool) {

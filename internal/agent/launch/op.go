@@ -53,10 +53,25 @@ const noLabel label = -1
 // word is an argument before it has an address.
 type word struct {
 	kind wordKind
+	as   wordForm // how data is printed
+	n    uint32   // of asIDs: how many
 	v    uint64
-	text string // how it is printed; "": by kind
+	text string // printed instead; "": by kind and form
 	bits []bit  // names of its bits
 }
+
+// wordForm tells what data is. Printing looks at the data again, so that nothing is formatted for a plan that nobody
+// prints.
+type wordForm uint8
+
+const (
+	asData wordForm = iota
+	asString
+	asVector // of strings, NULL at the end
+	asIDs    // 32-bit numbers
+	asCaps   // of capset
+	asHow    // struct open_how
+)
 
 type wordKind uint8
 
@@ -100,6 +115,7 @@ func num(v int) word                   { return word{v: uint64(int64(v))} }
 func flagsOf(v uint64, t []bit) word   { return word{v: v, bits: t} }
 func shown(v uint64, text string) word { return word{v: v, text: text} }
 func data(off int) word                { return word{kind: wordData, v: uint64(off)} }
+func dataAs(off int, f wordForm) word  { return word{kind: wordData, as: f, v: uint64(off)} }
 func shownData(off int, t string) word { return word{kind: wordData, v: uint64(off), text: t} }
 func slot(off int) word                { return word{kind: wordSlot, v: uint64(off)} }
 func atFDCWD() word                    { return word{v: atCWD, text: "AT_FDCWD"} }
@@ -139,7 +155,7 @@ func (p *program) str(s string) word {
 	p.data = append(p.data, s...)
 	p.data = append(p.data, 0)
 	p.align()
-	return shownData(off, quoted(s))
+	return dataAs(off, asString)
 }
 
 func (p *program) align() {
@@ -166,7 +182,7 @@ func (p *program) strs(list []string) word {
 	for _, s := range list {
 		ws = append(ws, p.str(s))
 	}
-	return data(p.words(append(ws, num(0))...))
+	return dataAs(p.words(append(ws, num(0))...), asVector)
 }
 
 // file adds f to the descriptors that the program uses. The same file may be added twice.

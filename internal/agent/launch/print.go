@@ -3,7 +3,9 @@
 package launch
 
 import (
+	"encoding/binary"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -149,44 +151,38 @@ func (p *program) show(w word, results map[int]int) string {
 	case wordScratch:
 		return "buffer"
 	case wordData:
-		return p.showVector(int(w.v))
+		return p.showData(int(w.v), w.as, int(w.n))
 	}
 	return strconv.FormatInt(int64(w.v), 10)
 }
 
-// showVector prints a NULL-terminated vector of strings; other data is just "data".
-func (p *program) showVector(off int) string {
-	word := func(off int) int {
-		v := 0
-		for i := 7; i >= 0; i-- {
-			v = v<<8 | int(p.data[off+i])
+// showData prints what is at off in the data.
+func (p *program) showData(off int, as wordForm, n int) string {
+	d := p.data[off:]
+	switch as {
+	case asString:
+		s, _, _ := strings.Cut(string(d), "\x00")
+		return quoted(s)
+	case asVector:
+		var list []string
+		for v := binary.LittleEndian.Uint64(d); slices.Contains(p.relocs, off); v = binary.LittleEndian.Uint64(p.data[off:]) {
+			list = append(list, p.showData(int(v), asString, 0))
+			off += 8
 		}
-		return v
-	}
-	isReloc := func(off int) bool {
-		for _, r := range p.relocs {
-			if r == off {
-				return true
-			}
+		return "[" + strings.Join(list, ", ") + "]"
+	case asIDs:
+		list := make([]string, n)
+		for i := range list {
+			list[i] = strconv.FormatUint(uint64(binary.LittleEndian.Uint32(d[4*i:])), 10)
 		}
-		return false
+		return "[" + strings.Join(list, ", ") + "]"
+	case asCaps:
+		set := func(i int) string {
+			return showCaps(uint64(binary.LittleEndian.Uint32(d[4*i:])) | uint64(binary.LittleEndian.Uint32(d[4*i+12:]))<<32)
+		}
+		return "{effective " + set(0) + ", permitted " + set(1) + ", inheritable " + set(2) + "}"
+	case asHow:
+		return "{" + showBits(binary.LittleEndian.Uint64(d), openBits) + ", RESOLVE_IN_ROOT|RESOLVE_NO_MAGICLINKS}"
 	}
-	if !isReloc(off) {
-		return "data"
-	}
-	var list []string
-	for ; off+8 <= len(p.data) && isReloc(off); off += 8 {
-		s, _, _ := strings.Cut(string(p.data[word(off):]), "\x00")
-		list = append(list, quoted(s))
-	}
-	return "[" + strings.Join(list, ", ") + "]"
-}
-
-// showIDs prints group ids.
-func showIDs(ids []uint32) string {
-	list := make([]string, len(ids))
-	for i, id := range ids {
-		list[i] = strconv.FormatUint(uint64(id), 10)
-	}
-	return "[" + strings.Join(list, ", ") + "]"
+	return "data"
 }

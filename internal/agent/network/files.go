@@ -5,6 +5,7 @@ package network
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net/netip"
 	"os"
@@ -32,20 +33,29 @@ func WriteFiles(dir string, r *wire.Run, ep wire.Endpoint) error {
 	if r.Net.Mode == "container" {
 		return nil
 	}
-	hosts, err := hostsFile(r, ep)
+	texts, err := FileTexts(r, ep)
 	if err != nil {
 		return err
 	}
-	resolv, err := resolvFile(&r.Net)
-	if err != nil {
-		return err
-	}
-	for name, text := range map[string]string{"hosts": hosts, "hostname": r.Hostname + "\n", "resolv.conf": resolv} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
-			return fmt.Errorf("writing %s of container %s: %w", name, r.ID, err)
+	for i, text := range texts {
+		if err := os.WriteFile(filepath.Join(dir, FileNames[i]), []byte(text), 0o644); err != nil {
+			return fmt.Errorf("writing %s of container %s: %w", FileNames[i], r.ID, err)
 		}
 	}
 	return nil
+}
+
+// FileNames are the files in /etc that the engine writes for a container.
+var FileNames = [3]string{"hosts", "hostname", "resolv.conf"}
+
+// FileTexts are what WriteFiles writes, in the order of FileNames, for who keeps the files elsewhere.
+func FileTexts(r *wire.Run, ep wire.Endpoint) (texts [3]string, err error) {
+	if texts[0], err = hostsFile(r, ep); err != nil {
+		return texts, err
+	}
+	texts[1] = r.Hostname + "\n"
+	texts[2], err = resolvFile(&r.Net)
+	return texts, err
 }
 
 // hostsFile begins with the host's in mode host, else with the names every host has. Then come the extra hosts, then
@@ -122,14 +132,9 @@ func readHost(path string) (string, error) {
 		return "", fmt.Errorf("reading the host's files: %w", err)
 	}
 	defer f.Close()
-	buf := make([]byte, maxHostFile)
-	n := 0
-	for n < len(buf) {
-		r, err := f.Read(buf[n:])
-		n += r
-		if err != nil {
-			break
-		}
+	b, err := io.ReadAll(io.LimitReader(f, maxHostFile))
+	if err != nil {
+		return "", fmt.Errorf("reading the host's files: %w", err)
 	}
-	return string(buf[:n]), nil
+	return string(b), nil
 }

@@ -7,7 +7,9 @@
 //	layers/N/fs/          its files, in overlayfs' own form (0:0 devices for whiteouts, trusted.overlay.opaque)
 //	layers/+N/            a layer in the making; layers/-N/ one on its way out; both are swept by OpenStore
 //	layers/empty/         a directory that stays empty: the lower layer of an image that has none
+//	containers/+N/        the root of a container to come (Prepared); swept by OpenStore
 //	containers/ID/upper   the container's writable layer; work is overlayfs' own, logs lie beside them
+//	mountpoints/          the lowest layer of every container: what the engine mounts things on
 //	volumes/NAME/_data    a local volume, in Docker's layout
 //
 // N is a short number in base 36, because mount options are limited (256 bytes each for fsconfig, one page for

@@ -35,6 +35,16 @@ type MountOptions struct {
 	// "Volatile mount" in the kernel's overlayfs documentation), and every sync a program in the container asks for on
 	// this layer. For containers that nobody will look at again (wire.Run.Remove).
 	Volatile bool
+	// MountPoints puts a layer with the places that the engine mounts things on under all others (see makeMountPoints).
+	MountPoints bool
+}
+
+func (opt *MountOptions) lower(layers []layerInfo) []string {
+	l := lowerNames(layers)
+	if opt.MountPoints {
+		l = append(l, mountPoints)
+	}
+	return l
 }
 
 // Mount makes the container's directories if they are not there and returns a detached overlay mount of the layers
@@ -57,7 +67,7 @@ func (s *Store) MountWith(id string, layers []string, opt MountOptions) (*os.Fil
 	if err := s.makeContainer(id, infos); err != nil {
 		return nil, fmt.Errorf("mounting the root of container %s: %w", id, err)
 	}
-	o := overlay{store: s, lower: lowerNames(infos), upper: "containers/" + id, volatile: opt.Volatile, readonly: opt.ReadOnly}
+	o := overlay{store: s, lower: opt.lower(infos), upper: "containers/" + id, volatile: opt.Volatile, readonly: opt.ReadOnly}
 	mnt, err := o.mount()
 	if err != nil {
 		return nil, fmt.Errorf("mounting the root of container %s: %w", id, err)
@@ -336,7 +346,11 @@ func (o *overlay) classicOptions() string {
 		if i > 0 {
 			b.WriteByte(':')
 		}
-		b.WriteString(strings.TrimPrefix(l, "layers/"))
+		if rest, ok := strings.CutPrefix(l, "layers/"); ok {
+			b.WriteString(rest)
+		} else {
+			b.WriteString("../" + l)
+		}
 	}
 	if o.upper != "" {
 		fmt.Fprintf(&b, ",upperdir=../%s/upper,workdir=../%s/work", o.upper, o.upper)

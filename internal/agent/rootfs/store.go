@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -26,6 +27,8 @@ type Store struct {
 	next    uint64               // last number given to a layer directory; guarded by mu
 	flights map[string]*flight   // layers being unpacked, by DiffID; guarded by mu
 	changed chan struct{}        // closed and replaced when layers or flights change; guarded by mu
+
+	prepared atomic.Uint64 // number of the last root that was prepared
 
 	syncer syncer
 	copies keyLock        // volumes being filled
@@ -68,7 +71,14 @@ func OpenStore(dataRoot string) (*Store, error) {
 		return nil, fmt.Errorf("opening store: %w", err)
 	}
 	s.syncer.fd = fdOf(s.layerDir)
-	if err := s.load(); err != nil {
+	err = s.load()
+	if err == nil {
+		err = s.makeMountPoints()
+	}
+	if err == nil {
+		err = s.sweepPrepared()
+	}
+	if err != nil {
 		s.layerDir.Close()
 		return nil, fmt.Errorf("opening store: %w", err)
 	}
@@ -382,6 +392,10 @@ func (s *Store) RemoveContainer(id string) error {
 	if err := validID(id); err != nil {
 		return err
 	}
+	return s.removeContainerDir(id)
+}
+
+func (s *Store) removeContainerDir(id string) error {
 	dir, err := openat(unix.AT_FDCWD, filepath.Join(s.root, "containers"), unix.O_PATH|unix.O_DIRECTORY, 0)
 	if err != nil {
 		return fmt.Errorf("removing container %s: %w", id, err)

@@ -206,6 +206,9 @@ func unmapRanges(keep [][2]uint64) ([][2]uint64, error) {
 	return gaps(keep, end), nil
 }
 
+// shortWait is how long a thread waits for the outcome of a start, in milliseconds.
+const shortWait = 20
+
 // Start makes the plan's process; as Thread.Start, but for plans that need a Template. It returns when the execve has
 // succeeded.
 func (t *Template) Start(p *Plan) (Proc, error) {
@@ -250,15 +253,20 @@ func (t *Template) Start(p *Plan) (Proc, error) {
 	if err != nil {
 		return Proc{}, wire.Errorf(wire.Internal, "make socket for the outcome of a start: %w", err)
 	}
-	report := os.NewFile(uintptr(pair[0]), "report")
-	defer report.Close()
 	fds[0] = pair[1]
 	err = t.send(bytesOf(mem), fds)
 	unix.Close(pair[1])
 	runtime.KeepAlive(p)
 	if err != nil {
+		unix.Close(pair[0])
 		return Proc{}, err
 	}
+	// A start takes less than a millisecond, so its outcome is first waited for with a blocked thread, which is woken
+	// quicker than a goroutine; one that takes longer, as the container can make it, must not keep a thread.
+	poll := []unix.PollFd{{Fd: int32(pair[0]), Events: unix.POLLIN}}
+	unix.Poll(poll, shortWait)
+	report := os.NewFile(uintptr(pair[0]), "report")
+	defer report.Close()
 	return prog.outcome(report, nonce, base)
 }
 

@@ -54,7 +54,8 @@ func (h *hostAgent) start() (<-chan struct{}, error) {
 func (h *hostAgent) arguments() []string {
 	args := []string{"agent", "--data-root", h.cfg.DataRoot, "--exec-root", h.cfg.ExecRoot}
 	if h.cfg.Bridge != "" {
-		args = append(args, "--bridge", h.cfg.Bridge)
+		// A second engine of a host has a bridge of its own, and so a table of its own.
+		args = append(args, "--bridge", h.cfg.Bridge, "--nft-table", "kiri-"+h.cfg.Bridge)
 	}
 	if h.cfg.BIP != "" {
 		args = append(args, "--subnet", h.cfg.BIP)

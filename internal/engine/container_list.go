@@ -35,17 +35,17 @@ func (e *Engine) ContainerList(ctx context.Context, opts ListOptions) ([]contain
 		rec    containerRecord
 		status container.ContainerState
 	}
-	var items []item
+	var items []*item
 	for _, c := range e.containers.all() {
 		c.mu.Lock()
-		it := item{c.rec, c.status()}
+		it := &item{c.rec, c.status()}
 		gone := c.removed
 		c.mu.Unlock()
 		if !gone {
 			items = append(items, it)
 		}
 	}
-	slices.SortFunc(items, func(a, b item) int { return b.rec.Created.Compare(a.rec.Created) })
+	slices.SortFunc(items, func(a, b *item) int { return b.rec.Created.Compare(a.rec.Created) })
 	l := []container.Summary{}
 	skip := f.before != nil
 	for i := range items {

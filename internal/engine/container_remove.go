@@ -95,6 +95,7 @@ func (e *Engine) forgetContainer(c *ctr, volumes bool) error {
 	c.removed, c.removing = true, false
 	rec, execs := c.rec, c.execs
 	c.execs = nil
+	c.rec.State.Error = "" // who waits for the removal is told of the exit alone, as by Docker
 	c.mu.Unlock()
 	c.saving.Unlock()
 	e.containers.withdraw(c, rec.Name)

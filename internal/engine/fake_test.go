@@ -27,7 +27,7 @@ import (
 // fakeAgents is the far end of the wire: an agentHost whose agents do what the test says, so that what happens when is
 // the test's. What an agent is asked is kept; `answer` may take a request over.
 type fakeAgents struct {
-	t       *testing.T
+	t       testing.TB
 	version string
 
 	mu      sync.Mutex
@@ -43,7 +43,7 @@ type fakeAgents struct {
 	onAck   chan wire.Ack
 }
 
-func newFakeAgents(t *testing.T) *fakeAgents {
+func newFakeAgents(t testing.TB) *fakeAgents {
 	return &fakeAgents{t: t, version: "test", running: map[string]*wire.Running{}, adopted: map[string]int{}, onAck: make(chan wire.Ack, 1000)}
 }
 
@@ -79,7 +79,7 @@ func (a *fakeAgents) die() {
 	c.Close()
 }
 
-func socketPair(t *testing.T) (net.Conn, net.Conn) {
+func socketPair(t testing.TB) (net.Conn, net.Conn) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -103,7 +103,10 @@ func (a *fakeAgents) Event(f *wire.Frame) {
 			delete(a.running, m.ID)
 		}
 		a.mu.Unlock()
-		a.onAck <- *m
+		select {
+		case a.onAck <- *m:
+		default:
+		}
 	}
 }
 
@@ -228,17 +231,22 @@ func sent[M wire.Message](a *fakeAgents) []M {
 // harness is an engine over fake agents, with one image, bb.
 type harness struct {
 	*Engine
-	t      *testing.T
+	t      testing.TB
 	agents *fakeAgents
 	cfg    Config
 }
 
 func newHarness(t *testing.T) *harness {
-	dir := t.TempDir()
-	h := &harness{t: t, agents: newFakeAgents(t), cfg: Config{DataRoot: filepath.Join(dir, "data"), ExecRoot: filepath.Join(dir, "run"), Version: "test"}}
+	var log *slog.Logger
 	if testing.Verbose() {
-		h.cfg.Log = slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))
+		log = slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))
 	}
+	return newHarnessFor(t, log)
+}
+
+func newHarnessFor(t testing.TB, log *slog.Logger) *harness {
+	dir := t.TempDir()
+	h := &harness{t: t, agents: newFakeAgents(t), cfg: Config{DataRoot: filepath.Join(dir, "data"), ExecRoot: filepath.Join(dir, "run"), Version: "test", Log: log}}
 	h.open()
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)

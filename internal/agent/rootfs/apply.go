@@ -35,9 +35,9 @@ const (
 // stays in that directory: names are made relative and may not climb, and the parent of every entry is resolved with
 // RESOLVE_IN_ROOT, so a link in the way means what it would mean after a chroot.
 type applier struct {
-	root      int  // the directory; not owned
-	whiteouts bool // the tar is a layer
-	ownCwd    bool // the process is this applier's alone: its working directory may be changed
+	whiteouts bool        // the tar is a layer
+	ownCwd    bool        // the process is this applier's alone: its working directory may be changed, its umask is 0
+	put       *putOptions // the tar is a client's, for a directory that is in use; nil for a layer
 	below     func() (int, error)
 
 	dirs    dirCache
@@ -63,7 +63,7 @@ type lateDir struct {
 }
 
 func newApplier(root int) *applier {
-	return &applier{root: root, belowFD: -1, dirs: dirCache{root: root}, chowns: os.Geteuid() != 0 || os.Getegid() != 0,
+	return &applier{belowFD: -1, dirs: dirCache{root: root, top: root}, chowns: os.Geteuid() != 0 || os.Getegid() != 0,
 		sparse: maxSparse, buf: make([]byte, 256<<10)}
 }
 
@@ -135,6 +135,9 @@ func (a *applier) entry(h *tar.Header, content io.Reader) error {
 	}
 	if err := checkXattrs(h); err != nil {
 		return entryError("reading attributes of", h.Name, err)
+	}
+	if a.put != nil && a.put.owner != nil {
+		h.Uid, h.Gid = int(a.put.owner.UID), int(a.put.owner.GID)
 	}
 	if name == "" {
 		return a.rootEntry(h)
@@ -298,6 +301,9 @@ func (a *applier) clear(parent int, base, name string) error {
 	}
 	switch st.Mode & unix.S_IFMT {
 	case unix.S_IFDIR:
+		if a.put != nil && a.put.noOverwrite {
+			return wire.Errorf(wire.Invalid, "cannot overwrite directory %q with non-directory %q", name, name)
+		}
 		if a.removed == nil {
 			a.removed = map[string]int{}
 		}
@@ -339,7 +345,7 @@ func (a *applier) file(h *tar.Header, content io.Reader, parent int, base, name 
 		return err
 	}
 	defer unix.Close(fd)
-	if isSparse(h) {
+	if isSparse(h) || a.put != nil && h.Size >= minHoles {
 		err = a.copySparse(fd, content, h.Size)
 	} else {
 		err = a.copy(fd, content, h.Size)
@@ -354,7 +360,7 @@ func (a *applier) file(h *tar.Header, content io.Reader, parent int, base, name 
 			return fmt.Errorf("chown: %w", err)
 		}
 	}
-	if mode&0o7000 != 0 {
+	if mode&0o7000 != 0 || a.put != nil {
 		if err := retry(func() error { return unix.Fchmod(fd, mode) }); err != nil {
 			return fmt.Errorf("chmod: %w", err)
 		}
@@ -431,7 +437,7 @@ func (a *applier) dir(h *tar.Header, parent int, base, name string) error {
 	if err != nil {
 		return err
 	}
-	return a.later(h, name, mode, there || mode&0o7000 != 0)
+	return a.later(h, name, mode, there || mode&0o7000 != 0 || a.put != nil)
 }
 
 // existingDir makes base a directory with the entry's owner and mode whatever it was before; a directory is kept.
@@ -445,6 +451,9 @@ func (a *applier) existingDir(h *tar.Header, parent int, base, name string, mode
 			return err
 		}
 	} else if st.Mode&unix.S_IFMT != unix.S_IFDIR {
+		if a.put != nil && a.put.noOverwrite {
+			return wire.Errorf(wire.Invalid, "cannot overwrite non-directory %q with directory %q", name, name)
+		}
 		err := a.create(parent, base, name, func(parent int) error { return unix.Mkdirat(parent, base, mode&0o777) })
 		if err != nil {
 			return err
@@ -474,8 +483,11 @@ func (a *applier) rootEntry(h *tar.Header) error {
 	if h.Typeflag != tar.TypeDir {
 		return wire.Errorf(wire.Invalid, "entry %q for the root is no directory", h.Name)
 	}
+	if a.put != nil {
+		return nil // the directory is the user's already
+	}
 	mode := uint32(h.Mode & 0o7777)
-	if err := a.existingDir(h, a.root, ".", "", mode); err != nil {
+	if err := a.existingDir(h, a.dirs.top, ".", "", mode); err != nil {
 		return entryError("unpacking", h.Name, err)
 	}
 	a.info.HasRoot, a.info.Mode, a.info.UID, a.info.GID = true, mode, uint32(h.Uid), uint32(h.Gid)
@@ -525,8 +537,8 @@ func (a *applier) attributes(h *tar.Header, name, base string, mode uint32) erro
 			return err
 		}
 	}
-	if mode&0o7000 != 0 {
-		if err := retry(func() error { return unix.Fchmodat(parent, base, mode, 0) }); err != nil {
+	if mode&0o7000 != 0 || mode != 0 && a.put != nil {
+		if err := chmodat(parent, base, mode); err != nil {
 			return fmt.Errorf("chmod: %w", err)
 		}
 	}

@@ -240,7 +240,7 @@ func copyNode(from int, name string, st *unix.Stat_t, to int, toName string) err
 		return err
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFLNK && st.Mode&0o7000 != 0 {
-		if err := retry(func() error { return unix.Fchmodat(to, toName, st.Mode&0o7777, 0) }); err != nil {
+		if err := chmodat(to, toName, st.Mode&0o7777); err != nil {
 			return fmt.Errorf("chmod: %w", err)
 		}
 	}

@@ -65,7 +65,7 @@ func (a *applier) wasRemoved(p string, i int) bool {
 
 func (a *applier) finishDir(d *lateDir) error {
 	ts := [2]time.Time{d.atime, d.mtime}
-	parent, base := a.root, "."
+	parent, base := a.dirs.top, "."
 	if d.path != "" {
 		dir, last := splitLast(d.path)
 		var err error
@@ -188,9 +188,12 @@ func fchownat(dir int, name string, uid, gid int) error {
 	return nil
 }
 
-// dirCache keeps descriptors of the directories that entries came to last. Paths are resolved in the root; "" is it.
+// dirCache keeps descriptors of the directories that entries came to last. Paths are relative to the directory top,
+// "" is it; links in them are resolved in the root.
 type dirCache struct {
 	root   int
+	top    int    // not owned, as root
+	at     string // where top is in the root, with a slash at its end; "" if it is the root
 	last   string
 	lastFD int // valid if last is not ""
 	fds    map[string]int
@@ -202,7 +205,7 @@ const maxDirs = 128
 // open returns an O_PATH descriptor of the directory p, valid until the next open or flush. The error is bare.
 func (c *dirCache) open(p string) (int, error) {
 	if p == "" {
-		return c.root, nil
+		return c.top, nil
 	}
 	if p == c.last {
 		return c.lastFD, nil
@@ -210,7 +213,7 @@ func (c *dirCache) open(p string) (int, error) {
 	fd, ok := c.fds[p]
 	if !ok {
 		var err error
-		if fd, err = openat2(c.root, p, unix.O_PATH|unix.O_DIRECTORY, inRoot); err != nil {
+		if fd, err = openat2(c.root, c.at+p, unix.O_PATH|unix.O_DIRECTORY, inRoot); err != nil {
 			return -1, err
 		}
 		if c.fds == nil {

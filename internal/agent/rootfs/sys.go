@@ -61,6 +61,25 @@ func fstatPath(fd int, st *unix.Stat_t) error {
 	return retry(func() error { return unix.Fstatat(fd, "", st, unix.AT_EMPTY_PATH) })
 }
 
+// chmodat sets the mode of name in dir and follows no link, should somebody else have put one there. fchmodat2 exists
+// since Linux 6.6; before it /proc has to help, which an unpacking child, alone with its tree, has not.
+func chmodat(dir int, name string, mode uint32) error {
+	err := retry(func() error { return unix.Fchmodat(dir, name, mode, unix.AT_SYMLINK_NOFOLLOW) })
+	if err != unix.EOPNOTSUPP && err != unix.ENOSYS {
+		return err
+	}
+	fd, err := openat(dir, name, unix.O_PATH|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	err = retry(func() error { return unix.Chmod("/proc/self/fd/"+strconv.Itoa(fd), mode) })
+	if err == unix.ENOENT {
+		err = retry(func() error { return unix.Fchmodat(dir, name, mode, 0) })
+	}
+	return err
+}
+
 // readlinkat returns the text of the link name in dir ("" with an O_PATH descriptor of the link itself).
 func readlinkat(dir int, name string) (string, error) {
 	buf := make([]byte, 256)

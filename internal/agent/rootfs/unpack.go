@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -290,36 +289,57 @@ func (s *Store) waitBelow(ctx context.Context, below []string) (*os.File, error)
 
 // drain reads stream to its end.
 func drain(ctx context.Context, stream *os.File) error {
-	wake, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
+	r, err := newCancelReader(ctx, stream)
 	if err != nil {
 		return err
 	}
-	defer unix.Close(wake)
-	woken := make(chan struct{})
-	stop := context.AfterFunc(ctx, func() {
-		defer close(woken)
-		unix.Write(wake, []byte{1, 0, 0, 0, 0, 0, 0, 0})
-	})
-	defer func() {
-		if !stop() {
-			<-woken // the descriptor is closed after it
-		}
-	}()
+	defer r.close()
 	buf := make([]byte, 64<<10)
-	fds := []unix.PollFd{{Fd: int32(stream.Fd()), Events: unix.POLLIN}, {Fd: int32(wake), Events: unix.POLLIN}}
 	for {
-		if err := retry(func() error { _, err := unix.Poll(fds, -1); return err }); err != nil {
-			return err
-		}
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		n, err := stream.Read(buf)
-		if errors.Is(err, io.EOF) || n == 0 && err == nil {
+		if _, err := r.Read(buf); err == io.EOF {
 			return nil
-		}
-		if err != nil && !errors.Is(err, fs.ErrClosed) {
+		} else if err != nil {
 			return err
 		}
 	}
+}
+
+// cancelReader reads a descriptor, of whatever kind, until a context ends.
+type cancelReader struct {
+	ctx   context.Context
+	fd    int
+	wake  int // eventfd
+	stop  func() bool
+	woken chan struct{}
+}
+
+func newCancelReader(ctx context.Context, f *os.File) (*cancelReader, error) {
+	wake, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
+	if err != nil {
+		return nil, err
+	}
+	r := &cancelReader{ctx: ctx, fd: fdOf(f), wake: wake, woken: make(chan struct{})}
+	r.stop = context.AfterFunc(ctx, func() {
+		defer close(r.woken)
+		unix.Write(wake, []byte{1, 0, 0, 0, 0, 0, 0, 0})
+	})
+	return r, nil
+}
+
+func (r *cancelReader) Read(p []byte) (int, error) {
+	fds := []unix.PollFd{{Fd: int32(r.fd), Events: unix.POLLIN}, {Fd: int32(r.wake), Events: unix.POLLIN}}
+	if err := retry(func() error { _, err := unix.Poll(fds, -1); return err }); err != nil {
+		return 0, err
+	}
+	if r.ctx.Err() != nil {
+		return 0, context.Cause(r.ctx)
+	}
+	return fdReader(r.fd).Read(p)
+}
+
+func (r *cancelReader) close() {
+	if !r.stop() {
+		<-r.woken // the descriptor is closed after it
+	}
+	unix.Close(r.wake)
 }

@@ -8,7 +8,6 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 )
 
@@ -136,6 +135,3 @@ func (c *cli) tlsConfig(server string) (*tls.Config, error) {
 	cfg.Certificates = []tls.Certificate{cert}
 	return cfg, nil
 }
-
-// platformOf tells a container platform's words from this build's.
-func platformOf() (goos, arch string) { return runtime.GOOS, runtime.GOARCH }

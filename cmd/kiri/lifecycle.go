@@ -327,11 +327,11 @@ func cmdAttach() *command {
 				}
 				switch {
 				case !s.State.Running:
-					return errors.New("You cannot attach to a stopped container, start it first")
+					return &status{1, "You cannot attach to a stopped container, start it first"}
 				case s.State.Paused:
-					return errors.New("You cannot attach to a paused container, unpause it first")
+					return &status{1, "You cannot attach to a paused container, unpause it first"}
 				case s.State.Restarting:
-					return errors.New("You cannot attach to a restarting container, wait until it is running")
+					return &status{1, "You cannot attach to a restarting container, wait until it is running"}
 				}
 				input := s.Config.OpenStdin && !*noStdin
 				if err := c.checkTTY(input, s.Config.Tty); err != nil {

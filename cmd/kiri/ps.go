@@ -312,9 +312,9 @@ func portsText(ports []psPort) string {
 		return a.Type < b.Type
 	})
 	type span struct {
-		ip, proto              string
-		priv, privEnd, pub, pe uint16
-		equal                  bool
+		ip, proto     string
+		priv, privEnd uint16
+		equal         bool
 	}
 	var spans []*span
 	var mapped []string

@@ -39,6 +39,7 @@ type container struct {
 	endpoint  wire.Endpoint
 	state     *state
 	root      *os.File // the root mount, for looking things up; nil after adoption
+	mounts    *os.File // its mount namespace: while we hold it the exit need not wait for the unmounts
 	pts       *os.File // its devpts, if anything in it had a terminal from us; nil after adoption
 	uid, gid  uint32
 	groups    []uint32
@@ -51,6 +52,8 @@ type container struct {
 
 	decided chan struct{} // closed when the start has worked or failed
 	cleaned chan struct{} // closed when nothing of this run is left in the kernel
+
+	forgotten sync.Once
 
 	mu      sync.Mutex // guards all below
 	plan    *launch.Plan
@@ -132,7 +135,8 @@ func (c *container) process(exec string) (*process, error) {
 	return nil, wire.Errorf(wire.NotFound, "no exec %s in container %s", short(exec), short(c.id))
 }
 
-// forget takes the container off the list when nothing more is to be done for it.
+// forget takes the container off the list when nothing more is to be done for it. Its directory goes first: the next
+// run of it, which may wait for nothing but the list, makes one of the same name.
 func (c *container) forget() {
 	c.mu.Lock()
 	acked := c.acked
@@ -145,16 +149,15 @@ func (c *container) forget() {
 	if !acked {
 		return
 	}
-	c.a.mu.Lock()
-	mine := c.a.containers[c.id] == c
-	if mine {
-		delete(c.a.containers, c.id)
-	}
-	c.a.mu.Unlock()
-	if mine {
+	c.forgotten.Do(func() {
 		c.state.close()
 		if err := removeDir(c.dir); err != nil {
 			c.a.logf("container %s: %v", short(c.id), err)
 		}
-	}
+		c.a.mu.Lock()
+		defer c.a.mu.Unlock()
+		if c.a.containers[c.id] == c {
+			delete(c.a.containers, c.id)
+		}
+	})
 }

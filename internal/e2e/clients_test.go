@@ -24,7 +24,7 @@ func TestSDKWait(t *testing.T) {
 	ctx := context.Background()
 	for _, cond := range []container.WaitCondition{container.WaitConditionNextExit, container.WaitConditionRemoved} {
 		r, err := c.ContainerCreate(ctx, client.ContainerCreateOptions{
-			Name: "w", Config: &container.Config{Image: ref, Cmd: []string{"sh", "-c", "exit 37"}},
+			Name: "ww", Config: &container.Config{Image: ref, Cmd: []string{"sh", "-c", "exit 37"}},
 			HostConfig: &container.HostConfig{AutoRemove: cond == container.WaitConditionRemoved},
 		})
 		if err != nil {
@@ -44,7 +44,7 @@ func TestSDKWait(t *testing.T) {
 		}
 		if cond == container.WaitConditionRemoved {
 			// The name is free the moment that wait has answered.
-			if _, err := c.ContainerCreate(ctx, client.ContainerCreateOptions{Name: "w", Config: &container.Config{Image: ref, Cmd: []string{"true"}}}); err != nil {
+			if _, err := c.ContainerCreate(ctx, client.ContainerCreateOptions{Name: "ww", Config: &container.Config{Image: ref, Cmd: []string{"true"}}}); err != nil {
 				t.Errorf("name after removed: %v", err)
 			}
 			continue

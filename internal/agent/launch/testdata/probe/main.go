@@ -15,6 +15,7 @@ import (
 	"strings"
 	"syscall"
 	"time"
+	"unsafe"
 )
 
 // Report is what a process can tell about itself.
@@ -83,6 +84,16 @@ func main() {
 		signal.Notify(c, syscall.SIGTERM, syscall.SIGUSR1)
 		fmt.Println("ready")
 		fmt.Println((<-c).(syscall.Signal))
+	case "tty": // whether standard input is its session's terminal
+		fg, err := ioctl(0, syscall.TIOCGPGRP)
+		check(err)
+		sid, err := ioctl(0, 0x5429) // TIOCGSID
+		check(err)
+		f, err := os.OpenFile("/dev/tty", os.O_RDWR, 0)
+		if err == nil {
+			f.Close()
+		}
+		fmt.Println(fg == syscall.Getpgrp(), sid, err)
 	case "escape": // by the ways out of a chroot, with all rights; lists the root it ends up in
 		check(os.MkdirAll("/tmp/inner", 0o755))
 		root, err := syscall.Open("/", syscall.O_RDONLY|syscall.O_DIRECTORY, 0)
@@ -228,6 +239,14 @@ func report() {
 	b, _ = os.ReadFile("/proc/keys")
 	r.Keyring = string(b)
 	check(json.NewEncoder(os.Stdout).Encode(r))
+}
+
+func ioctl(fd int, req uintptr) (int, error) {
+	var v int32
+	if _, _, errno := syscall.Syscall(syscall.SYS_IOCTL, uintptr(fd), req, uintptr(unsafe.Pointer(&v))); errno != 0 {
+		return 0, errno
+	}
+	return int(v), nil
 }
 
 func number(s string) int {

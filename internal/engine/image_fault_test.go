@@ -309,6 +309,8 @@ func TestPullArtifacts(t *testing.T) {
 func TestPullBadServers(t *testing.T) {
 	addr := rt.Start(t)
 	b := newImages(t)
+	b.hurry = 2 * time.Second
+	b.reopen()
 	img := rt.Image(t, false, nil, rt.GzipLayer(rt.File{Name: "a", Body: rt.Random(1, 1<<20)}))
 	rt.Push(t, addr+"/x:1", img)
 	hang := func(w http.ResponseWriter, r *http.Request) { w.(http.Flusher).Flush(); <-r.Context().Done() }

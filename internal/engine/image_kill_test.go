@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"net/http"
@@ -42,6 +43,9 @@ func TestPullKilled(t *testing.T) {
 			front := rt.NewFront(t, addr)
 			cmd := exec.Command(exe, "-test.run=^TestPullKilled$")
 			cmd.Env = append(os.Environ(), "KIRI_PULL_KILL="+b.dir+" "+front.Addr+"/x:1")
+			var out bytes.Buffer
+			cmd.Stdout, cmd.Stderr = &out, &out
+			started := make(chan struct{})
 			// The server sends so much and then waits until the client is dead.
 			front.Hold = func(r *http.Request) (int64, func()) {
 				if !strings.HasSuffix(r.URL.Path, blob) {
@@ -53,14 +57,20 @@ func TestPullKilled(t *testing.T) {
 						fi, err := os.Stat(part)
 						return at == 0 || err == nil && fi.Size() >= min(at, size)*9/10
 					})
+					<-started
 					cmd.Process.Signal(syscall.SIGKILL)
 					<-r.Context().Done()
 				}
 			}
-			out, err := cmd.CombinedOutput()
+			err := cmd.Start()
+			if err != nil {
+				t.Fatal(err)
+			}
+			close(started)
+			err = cmd.Wait()
 			var exit *exec.ExitError
 			if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
-				t.Fatalf("the pulling process: %v\n%s", err, out)
+				t.Fatalf("the pulling process: %v\n%s", err, out.String())
 			}
 			front.Hold = nil
 			b.open()

@@ -11,7 +11,12 @@ import (
 
 // cloneArgs is struct clone_args of linux/sched.h, version 2 (Linux 5.7, CLONE_INTO_CGROUP).
 type cloneArgs struct {
-	flags, pidfd, childTID, parentTID, exitSignal, stack, stackSize, tls, setTID, setTIDSize, cgroup uint64
+	flags      uint64
+	pidfd      uint64
+	_          [2]uint64 // child_tid, parent_tid
+	exitSignal uint64
+	_          [5]uint64 // stack, stack_size, tls, set_tid, set_tid_size
+	cgroup     uint64
 }
 
 // clone is clone3. The child walks ops; see walk_*.s.

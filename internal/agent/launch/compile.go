@@ -445,14 +445,12 @@ func (c *compiler) keepInit() int {
 // execute ends the program.
 func (c *compiler) execute() {
 	p := c.p
-	var s *step
 	if c.Init != nil {
 		argv := append([]string{InitName, "-x", c.Path, "--"}, c.Args...)
-		s = p.add("exec init", "", unix.SYS_EXECVEAT, num(3), p.str(""), p.strs(argv), p.strs(c.Env), shown(unix.AT_EMPTY_PATH, "AT_EMPTY_PATH"))
-	} else {
-		s = p.add("exec ", c.Path, unix.SYS_EXECVE, p.str(c.Path), p.strs(c.Args), p.strs(c.Env))
-		s.exec = true
+		p.add("exec init", "", unix.SYS_EXECVEAT, num(3), p.str(""), p.strs(argv), p.strs(c.Env), shown(unix.AT_EMPTY_PATH, "AT_EMPTY_PATH"))
+		return
 	}
+	p.add("exec ", c.Path, unix.SYS_EXECVE, p.str(c.Path), p.strs(c.Args), p.strs(c.Env)).exec = true
 }
 
 func capName(i int) string {

@@ -170,7 +170,6 @@ type started struct {
 	out  *os.File
 	errs *os.File
 	in   *os.File
-	all  bytes.Buffer
 }
 
 // pipes gives the Spec stdio of its own; the returned function closes the process's ends.

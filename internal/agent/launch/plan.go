@@ -3,7 +3,6 @@
 package launch
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"runtime"
@@ -161,13 +160,4 @@ func hint(s *step, errno unix.Errno) string {
 		return " (raising a hard limit needs CAP_SYS_RESOURCE)"
 	}
 	return ""
-}
-
-// classAs makes err of class c unless it has one.
-func classAs(c wire.Class, err error) error {
-	var e *wire.Error
-	if errors.As(err, &e) {
-		return err
-	}
-	return wire.Errorf(c, "%w", err)
 }

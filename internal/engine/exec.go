@@ -244,6 +244,10 @@ func (e *Engine) execFailed(ex *execution, code int) {
 
 // endExec records the end and forgets the exec after a while.
 func (e *Engine) endExec(ex *execution, code int) bool {
+	c := ex.container
+	c.mu.Lock()
+	delete(c.execs, ex.id) // first: an exec that is seen to have ended is not listed by its container
+	c.mu.Unlock()
 	ex.mu.Lock()
 	if ex.exitCode != nil {
 		ex.mu.Unlock()
@@ -258,10 +262,6 @@ func (e *Engine) endExec(ex *execution, code int) bool {
 	result := ex.result
 	close(ex.ended)
 	ex.mu.Unlock()
-	c := ex.container
-	c.mu.Lock()
-	delete(c.execs, ex.id)
-	c.mu.Unlock()
 	if result != nil {
 		result <- code
 	}

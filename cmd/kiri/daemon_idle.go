@@ -5,6 +5,8 @@ import (
 	"runtime/debug"
 	"sync/atomic"
 	"time"
+
+	"runkiri.com/kiri/internal/textpages"
 )
 
 // quiet is how long no request may have come before memory is given back to the system.
@@ -13,7 +15,7 @@ const quiet = 5 * time.Second
 // idle gives memory back after bursts of work. There is no ticker: a daemon that nobody talks to never wakes up.
 type idle struct {
 	log      *slog.Logger
-	text     *text
+	text     *textpages.Text
 	timer    *time.Timer
 	armed    atomic.Bool
 	requests atomic.Uint64
@@ -23,9 +25,9 @@ type idle struct {
 func newIdle(log *slog.Logger) *idle {
 	i := &idle{log: log}
 	var err error
-	if i.text, err = findText(); err != nil {
+	if i.text, err = textpages.Find(); err != nil {
 		log.Debug("finding code pages", "error", err)
-		i.text = &text{}
+		i.text = &textpages.Text{}
 	}
 	i.timer = time.AfterFunc(time.Hour, i.turn)
 	i.timer.Stop()
@@ -49,7 +51,7 @@ func (i *idle) turn() {
 		return
 	}
 	debug.FreeOSMemory()
-	if err := i.text.release(); err != nil {
+	if err := i.text.Release(); err != nil {
 		i.log.Debug("giving code pages back", "error", err)
 	}
 	i.armed.Store(false)

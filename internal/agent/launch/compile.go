@@ -117,7 +117,6 @@ func (c *compiler) directProgram() {
 	c.root()
 	c.selfFiles()
 	c.kernelNames()
-	c.limits()
 	c.workdir()
 	c.stdio()
 	c.session()
@@ -127,6 +126,7 @@ func (c *compiler) directProgram() {
 		keep = c.keepInit()
 	}
 	c.closeFrom(keep)
+	c.limits()
 	c.rights()
 	c.signals()
 	c.filter()
@@ -181,7 +181,7 @@ func (c *compiler) join() {
 	}
 }
 
-// kernelNames sets what is kept per UTS namespace, while CAP_SYS_ADMIN is there.
+// kernelNames sets what is kept per UTS namespace, while CAP_SYS_ADMIN is there, and leaves the agent's keys.
 func (c *compiler) kernelNames() {
 	p := c.p
 	if c.Hostname != "" {
@@ -190,13 +190,14 @@ func (c *compiler) kernelNames() {
 	if c.Domainname != "" {
 		p.add("set domain name ", c.Domainname, unix.SYS_SETDOMAINNAME, p.str(c.Domainname), num(len(c.Domainname)))
 	}
+	// Without one of its own the container would share the agent's session keyring. A kernel without keys has nothing
+	// to share.
+	name := num(0)
 	if c.Keyring != "" {
-		// Without one of its own the container would share the agent's session keyring. A kernel without keys has
-		// nothing to share.
-		s := p.add("join session keyring ", c.Keyring, unix.SYS_KEYCTL,
-			shown(unix.KEYCTL_JOIN_SESSION_KEYRING, "KEYCTL_JOIN_SESSION_KEYRING"), p.str(c.Keyring))
-		s.alt, s.only = p.here(), unix.ENOSYS
+		name = p.str(c.Keyring)
 	}
+	s := p.add("join session keyring ", c.Keyring, unix.SYS_KEYCTL, shown(unix.KEYCTL_JOIN_SESSION_KEYRING, "KEYCTL_JOIN_SESSION_KEYRING"), name)
+	s.alt, s.only = p.here(), unix.ENOSYS
 }
 
 // rlimitNames are the resources by their names without RLIMIT_, as Docker's --ulimit takes them.
@@ -207,7 +208,8 @@ var rlimitNames = map[string]int{
 	"msgqueue": unix.RLIMIT_MSGQUEUE, "nice": unix.RLIMIT_NICE, "rtprio": unix.RLIMIT_RTPRIO, "rttime": unix.RLIMIT_RTTIME,
 }
 
-// limits sets resource limits and the file mode mask, still with all rights (CAP_SYS_RESOURCE raises a hard limit).
+// limits sets resource limits and the file mode mask, still with all rights (CAP_SYS_RESOURCE raises a hard limit). It
+// comes after the last descriptor has been made: the agent may have more of them open than the container may.
 func (c *compiler) limits() {
 	p := c.p
 	for _, l := range c.Rlimits {

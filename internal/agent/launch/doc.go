@@ -13,4 +13,6 @@
 //
 // Everything that can be prepared before the clone is prepared by the caller in ordinary Go, as descriptors: mounts are
 // detached (fsmount, open_tree), targets are O_PATH descriptors resolved inside the root.
+//
+// It needs Linux 5.12 (mount_setattr). Where a later kernel has something better it is noted in place.
 package launch

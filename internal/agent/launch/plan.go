@@ -154,6 +154,10 @@ func hint(s *step, errno unix.Errno) string {
 		return " (a link into another process, or too many links)"
 	case s.nr == unix.SYS_MOVE_MOUNT && errno == unix.ELOOP:
 		return " (the target is inside of the mount)"
+	case s.nr == unix.SYS_CLONE && errno == unix.EAGAIN:
+		return " (limit of processes reached)"
+	case s.nr == unix.SYS_CLONE && errno == unix.ENOMEM:
+		return " (or the container has stopped)"
 	case s.nr == unix.SYS_SETNS && errno == unix.ESRCH:
 		return " (the container has stopped)"
 	case s.nr == unix.SYS_PRLIMIT64 && errno == unix.EPERM:

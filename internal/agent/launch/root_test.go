@@ -105,6 +105,27 @@ func TestSysctlsAndLimits(t *testing.T) {
 	}
 }
 
+// TestFewDescriptors starts a container that may have fewer descriptors open than this process has.
+func TestFewDescriptors(t *testing.T) {
+	for range 64 {
+		f, err := os.Open(os.DevNull)
+		must(t, err)
+		defer f.Close()
+	}
+	tm := template(t)
+	limit := []wire.Rlimit{{Name: "nofile", Soft: 12, Hard: 12}}
+	s := container(t, "wait")
+	s.Rlimits, s.Cwd = limit, "/work"
+	c := start(t, nil, s)
+	defer c.finish()
+	c.line()
+	x := execIn(c, "report")
+	x.Rlimits, x.Cwd = limit, "/work"
+	if r := see(t, tm, x); r.Cwd != "/work" {
+		t.Errorf("cwd %s", r.Cwd)
+	}
+}
+
 // TestFailures checks that each failing step says what it was doing, with the errno to be found, and that nothing is
 // left of the attempt.
 func TestFailures(t *testing.T) {

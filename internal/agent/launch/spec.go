@@ -48,9 +48,11 @@ type Spec struct {
 	NoNewPrivs bool
 	Seccomp    []unix.SockFilter // nil: none
 	AppArmor   string            // profile to change to at execve; "" none
-	Keyring    string            // name of a new session keyring; "" keeps the caller's
-	Rlimits    []wire.Rlimit
-	// OOMScoreAdj is set if it differs from the agent's own; a Template's process gets it whenever it is not nil.
+	// Keyring is the name of the session keyring, which is made if there is none of that name: the same for all processes
+	// of a container. "" is a new one without a name; the agent's is never kept.
+	Keyring string
+	Rlimits []wire.Rlimit
+	// OOMScoreAdj is nil for the agent's own. A value that is the agent's own anyway costs nothing.
 	OOMScoreAdj *int
 	Hostname    string // needs CLONE_NEWUTS
 	Domainname  string

@@ -105,13 +105,13 @@ func (c *compiler) templateProgram() {
 	}
 	c.root()
 	c.kernelNames()
-	c.limits()
 	c.workdir()
 	c.stdio()
 	if c.Init != nil {
 		c.keepInit()
 	}
 	c.closeFrom(fdFirst)
+	c.limits()
 	c.rights()
 	second := c.secondFilters()
 	if !second {

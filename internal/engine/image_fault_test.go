@@ -335,7 +335,9 @@ func TestPullBadServers(t *testing.T) {
 			"repository HOST/x not found: name unknown: repository name not known to registry"},
 		{"limits", "/manifests/", answer(429, `{"errors":[{"code":"TOOMANYREQUESTS","message":"You have reached your pull rate limit."}]}`), cerrdefs.IsResourceExhausted,
 			"toomanyrequests: You have reached your pull rate limit."},
-		{"redirects for ever", "/blobs/", func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, r.URL.Path, 307) }, nil, "stopped after 10 redirects"},
+		{"redirects for ever", "/blobs/", func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, r.URL.Path, http.StatusTemporaryRedirect)
+		}, nil, "stopped after 10 redirects"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			front := rt.NewFront(t, addr)

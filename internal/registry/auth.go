@@ -99,7 +99,7 @@ func (a *auth) authorize(ctx context.Context, e *endpoint, h http.Header) (used 
 	switch a.kind {
 	case "basic":
 		if e.creds.username == "" {
-			return "", fmt.Errorf("Get %q: %w", e.base, errNoCredentials)
+			return "", getting(e.base, errNoCredentials)
 		}
 		h.Set("Authorization", "Basic "+base64.StdEncoding.EncodeToString([]byte(e.creds.username+":"+e.creds.password)))
 	case "bearer":
@@ -191,7 +191,7 @@ func (a *auth) fetch(ctx context.Context, e *endpoint) error {
 				rerr.Message = "authentication required"
 			}
 		}
-		return fmt.Errorf("%s %q: %w", req.Method[:1]+strings.ToLower(req.Method[1:]), resp.Request.URL.Redacted(), rerr)
+		return &url.Error{Op: req.Method[:1] + strings.ToLower(req.Method[1:]), URL: resp.Request.URL.Redacted(), Err: rerr}
 	}
 	b, err := io.ReadAll(io.LimitReader(resp.Body, maxToken+1))
 	if err != nil {
@@ -249,7 +249,7 @@ func (c *Client) Login(ctx context.Context, a registry.AuthConfig) (status strin
 			if rerr.Status == http.StatusUnauthorized {
 				rerr.Code, rerr.Message = "UNAUTHORIZED", "incorrect username or password"
 			}
-			err = fmt.Errorf("Get %q: %w", e.base, rerr)
+			err = getting(e.base, rerr)
 		}
 	}
 	var rerr *ResponseError

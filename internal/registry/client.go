@@ -190,7 +190,7 @@ func (e *endpoint) ping(ctx context.Context) error {
 		rerr := responseError(resp)
 		resp.Body.Close()
 		if resp.StatusCode >= 500 {
-			return fmt.Errorf("Get %q: %w", base, rerr)
+			return getting(base, rerr)
 		}
 		// What Go's TLS servers say to a plain request.
 		if resp.StatusCode == http.StatusBadRequest && strings.Contains(rerr.body, "HTTPS server") {
@@ -244,7 +244,10 @@ func (e *endpoint) do(ctx context.Context, method, path string, header http.Head
 	}
 }
 
-// Timeout errors, each with the time that was waited.
+// getting is an error of a GET in the form that net/http gives its own, which are Docker's texts.
+func getting(u string, err error) error { return &url.Error{Op: "Get", URL: u, Err: err} }
+
+// timeoutError tells what did not come in the time that was waited.
 type timeoutError struct {
 	what string
 	d    time.Duration
@@ -311,7 +314,7 @@ func (b *body) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	b.timer.Stop()
 	if err != nil && err != io.EOF {
-		err = withCause(b.ctx, err)
+		err = &interrupted{withCause(b.ctx, err)}
 	}
 	return n, err
 }

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"strconv"
 	"strings"
 	"syscall"
@@ -131,10 +132,21 @@ func transient(err error) bool {
 	if errors.As(err, &dns) {
 		return dns.IsTemporary
 	}
-	var ne net.Error
-	return isTimeout(err) || errors.As(err, &ne) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF) ||
-		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.EPIPE)
+	var cut *interrupted
+	var op *net.OpError
+	if errors.As(err, &cut) || errors.As(err, &op) || isTimeout(err) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF) ||
+		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.EPIPE) {
+		return true
+	}
+	// net/http keeps its HTTP/2 errors to itself. A certificate, a redirect or credentials do not get better by waiting.
+	var ue *url.Error
+	return errors.As(err, &ue) && (strings.HasPrefix(ue.Err.Error(), "http2: ") || strings.HasPrefix(ue.Err.Error(), "stream error: "))
 }
+
+// interrupted is an error of reading a body: the answer was good so far.
+type interrupted struct{ error }
+
+func (e *interrupted) Unwrap() error { return e.error }
 
 // maxRetryAfter is the longest pause a registry may ask for; beyond it its answer is passed on.
 const maxRetryAfter = 10 * time.Second

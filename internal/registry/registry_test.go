@@ -2,7 +2,12 @@ package registry
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -10,6 +15,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -302,6 +308,34 @@ func TestLogin(t *testing.T) {
 	_, err = c.Login(context.Background(), registry.AuthConfig{Username: "me", Password: "guess", ServerAddress: s.URL})
 	if !cerrdefs.IsUnauthorized(err) || !strings.HasSuffix(err.Error(), "unauthorized: incorrect username or password") {
 		t.Errorf("a wrong password: %v", err)
+	}
+}
+
+// TestTransient sorts failures: which are tried again.
+func TestTransient(t *testing.T) {
+	get := func(err error) error { return fmt.Errorf("fetching: %w", getting("http://x/", err)) }
+	for _, c := range []struct {
+		err  error
+		want bool
+	}{
+		{get(errNoCredentials), false},
+		{get(&tls.CertificateVerificationError{Err: errors.New("unknown")}), false},
+		{get(errors.New("stopped after 10 redirects")), false},
+		{get(context.Canceled), false},
+		{get(&net.DNSError{IsNotFound: true}), false},
+		{get(&net.DNSError{IsTemporary: true}), true},
+		{get(&net.OpError{Op: "read", Err: syscall.ECONNRESET}), true},
+		{get(errors.New("http2: client connection lost")), true},
+		{get(errors.New("stream error: stream ID 3; INTERNAL_ERROR")), true},
+		{get(io.EOF), true},
+		{get(&timeoutError{"sent no answer", time.Second}), true},
+		{fmt.Errorf("reading: %w", &interrupted{errors.New("stream error")}), true},
+		{&ResponseError{Status: 503}, true}, {&ResponseError{Status: 404}, false}, {&ResponseError{Status: 429}, false},
+		{&ResponseError{Status: 429, RetryAfter: time.Second}, true}, {&ResponseError{Status: 429, RetryAfter: time.Hour}, false},
+	} {
+		if got := transient(c.err); got != c.want {
+			t.Errorf("%v: %t, want %t", c.err, got, c.want)
+		}
 	}
 }
 

@@ -30,25 +30,29 @@ const adoptWait = 2 * time.Second
 
 // findContainers reads the state files.
 func (a *Agent) findContainers() error {
-	dir := filepath.Join(a.cfg.ExecRoot, "containers")
+	dir := a.stateRoot()
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return fmt.Errorf("reading state files: %w", err)
 	}
 	keep := map[string]bool{}
 	for _, e := range entries {
-		if validID(e.Name()) != nil {
-			continue
-		}
-		c, err := a.findContainer(e.Name())
+		c, err := a.findContainer(filepath.Join(dir, e.Name()))
 		if err != nil {
-			a.logf("container %s: %v", short(e.Name()), err)
+			a.logf("state %s: %v", e.Name(), err)
 		}
 		if c == nil {
 			if err := removeDir(filepath.Join(dir, e.Name())); err != nil {
-				a.logf("container %s: %v", short(e.Name()), err)
+				a.logf("state %s: %v", e.Name(), err)
 			}
 			continue
+		}
+		if old := a.containers[c.id]; old != nil {
+			// The earlier run's exit was known to who started it again; only its clean-up was cut short.
+			if old.run.Run > c.run.Run {
+				old, c = c, old
+			}
+			old.acked = true
 		}
 		a.containers[c.id] = c
 		if c.cgroup != nil {
@@ -72,13 +76,16 @@ func (a *Agent) findContainers() error {
 }
 
 // findContainer makes a container of a state file. It returns nil for one that was never started.
-func (a *Agent) findContainer(id string) (*container, error) {
-	dir := a.execDir(id)
+func (a *Agent) findContainer(dir string) (*container, error) {
 	f, err := readState(dir)
 	if errors.Is(err, errTorn) || errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENOENT) {
 		return nil, nil
 	}
 	if err != nil {
+		return nil, err
+	}
+	id := f.Run.ID
+	if err := validID(id); err != nil {
 		return nil, err
 	}
 	c := &container{

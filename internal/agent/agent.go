@@ -42,6 +42,7 @@ type Agent struct {
 	template *launch.Template
 
 	cells   cells
+	roots   roots
 	cleaner cleaner
 	quiet   quiet
 
@@ -71,7 +72,7 @@ func New(cfg Config) (a *Agent, err error) {
 			a.closeAll()
 		}
 	}()
-	if err := os.MkdirAll(filepath.Join(cfg.ExecRoot, "containers"), 0o700); err != nil {
+	if err := os.MkdirAll(a.stateRoot(), 0o700); err != nil {
 		return nil, fmt.Errorf("making the exec root: %w", err)
 	}
 	if a.self, err = os.Open("/proc/self/exe"); err != nil {
@@ -96,6 +97,7 @@ func New(cfg Config) (a *Agent, err error) {
 		return nil, err
 	}
 	a.cells.init(a)
+	a.roots.init(a)
 	a.cleaner.init()
 	if err := a.findContainers(); err != nil {
 		return nil, err
@@ -104,6 +106,7 @@ func New(cfg Config) (a *Agent, err error) {
 		return nil, err
 	}
 	go a.reap()
+	a.active() // the start itself has touched much that is not needed again
 	return a, nil
 }
 
@@ -118,6 +121,7 @@ func cgroupParent(execRoot string) string {
 // closeAll gives back what New has opened. Containers go on.
 func (a *Agent) closeAll() {
 	a.cells.drain()
+	a.roots.drain()
 	if a.template != nil {
 		a.template.Close()
 	}
@@ -190,7 +194,8 @@ func validID(id string) error {
 	return nil
 }
 
-func (a *Agent) execDir(id string) string { return filepath.Join(a.cfg.ExecRoot, "containers", id) }
+// stateRoot holds a directory for each run of a container, and for each cell that waits for one.
+func (a *Agent) stateRoot() string { return filepath.Join(a.cfg.ExecRoot, "containers") }
 
 func (a *Agent) logPath(id string) string { return logName(a.store.ContainerDir(id), id) }
 

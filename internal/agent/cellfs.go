@@ -8,6 +8,8 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"runkiri.com/kiri/internal/agent/network"
 )
 
 // cellFS are the mounts that are the same in every container of a kind, detached: /dev with its nodes, /dev/pts,
@@ -15,7 +17,8 @@ import (
 // /dev/mqueue the IPC namespace, of who mounts them.
 type cellFS struct {
 	dev, pts, mqueue, sys *os.File
-	shm                   *os.File // nil: none
+	shm                   *os.File  // nil: none
+	etc                   *etcFiles // nil: there are none, or not in this way
 
 	ptsAt, shmAt, mqueueAt *os.File // their places in dev
 }
@@ -48,7 +51,15 @@ func newCellFS(k cellKind, j joins) (_ *cellFS, err error) {
 	case "host":
 		m.shm, err = cloneTree(unix.AT_FDCWD, "/dev/shm", false)
 	case "container":
-		m.shm, err = shmOf(j.mnt)
+		m.shm, err = shmOf(j.ipcMounts)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if k.net == "container" {
+		m.etc, err = etcOf(j.netMounts)
+	} else {
+		m.etc, err = newEtc()
 	}
 	if err != nil {
 		return nil, err
@@ -67,44 +78,103 @@ func newCellFS(k cellKind, j joins) (_ *cellFS, err error) {
 }
 
 func (m *cellFS) close() {
+	m.etc.close()
 	closeAll([]*os.File{m.dev, m.pts, m.shm, m.mqueue, m.sys, m.ptsAt, m.shmAt, m.mqueueAt})
 }
 
-// shmOf takes /dev/shm out of another container's mount namespace. It runs on a cell's thread, which visits there: the
-// kernel copies a mount only for who is in its namespace. What is at the path is the other container's to decide, so
-// no link is followed.
-func shmOf(mnt *os.File) (*os.File, error) {
-	const what = "sharing /dev/shm of another container"
+// visit calls fn with the calling thread in another mount namespace: the kernel copies a mount only for who is in its
+// namespace. It is for a cell's thread, which nothing else uses. Paths in there are a container's to decide: see openThere.
+func visit(mnt *os.File, fn func() error) error {
 	home, err := os.Open("/proc/thread-self/ns/mnt")
 	if err != nil {
-		return nil, fmt.Errorf(what+": %w", err)
+		return fmt.Errorf("visiting a container's mounts: %w", err)
 	}
 	defer home.Close()
 	if err := unix.Unshare(unix.CLONE_FS); err != nil { // threads share root and directory, which the visit changes
-		return nil, fmt.Errorf(what+": %w", err)
+		return fmt.Errorf("visiting a container's mounts: %w", err)
 	}
 	if err := unix.Setns(fdOf(mnt), unix.CLONE_NEWNS); err != nil {
-		return nil, fmt.Errorf(what+": %w", err)
+		return fmt.Errorf("visiting a container's mounts: %w", err)
 	}
-	tree, err := cloneShm()
+	err = fn()
 	if back := unix.Setns(fdOf(home), unix.CLONE_NEWNS); back != nil {
-		closeAll([]*os.File{tree})
-		return nil, fmt.Errorf(what+": coming back: %w", back) // the thread is given up
+		return fmt.Errorf("coming back from a container's mounts: %w", back) // the thread is given up
 	}
-	if err != nil {
-		return nil, fmt.Errorf(what+": %w", err)
-	}
-	return tree, nil
+	return err
 }
 
-func cloneShm() (*os.File, error) {
-	fd, err := unix.Openat2(unix.AT_FDCWD, "/dev/shm", &unix.OpenHow{
-		Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS})
+// cloneThere takes a mount from the namespace that is visited. No link is followed.
+func cloneThere(path string, flags uint64) (*os.File, error) {
+	fd, err := unix.Openat2(unix.AT_FDCWD, path, &unix.OpenHow{
+		Flags: unix.O_PATH | unix.O_CLOEXEC | flags, Resolve: unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS})
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("opening %s of another container: %w", path, err)
 	}
 	defer unix.Close(fd)
 	return cloneTree(fd, "", false)
+}
+
+// shmOf takes /dev/shm out of another container's mount namespace.
+func shmOf(mnt *os.File) (shm *os.File, err error) {
+	err = visit(mnt, func() error {
+		shm, err = cloneThere("/dev/shm", unix.O_DIRECTORY)
+		return err
+	})
+	return shm, err
+}
+
+// etcOf takes the files that the engine wrote for another container, in so far as they are still there.
+func etcOf(mnt *os.File) (*etcFiles, error) {
+	e := &etcFiles{}
+	err := visit(mnt, func() error {
+		for i, name := range network.FileNames {
+			m, err := cloneThere("/etc/"+name, 0)
+			if err != nil && !isMissing(err) && !errors.Is(err, unix.ELOOP) {
+				return err
+			}
+			e.mounts[i] = m
+		}
+		return nil
+	})
+	if err != nil {
+		e.close()
+		return nil, err
+	}
+	return e, nil
+}
+
+// newEtc makes empty files. It returns nil where the kernel does not copy a mount that is attached nowhere (before
+// Linux 6.15); then they are files in the exec root, made by the start.
+func newEtc() (_ *etcFiles, err error) {
+	dir, err := newMount("tmpfs", unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC, "source=etc", "mode=755", "size=16m")
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	e := &etcFiles{}
+	defer func() {
+		if err != nil {
+			e.close()
+		}
+	}()
+	for i, name := range network.FileNames {
+		fd, err := unix.Openat(fdOf(dir), name, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC, 0o644)
+		if err != nil {
+			return nil, fmt.Errorf("making %s: %w", name, err)
+		}
+		e.files[i] = os.NewFile(uintptr(fd), name)
+		if err := unix.Fchmod(fd, 0o644); err != nil {
+			return nil, fmt.Errorf("making %s: %w", name, err)
+		}
+		if e.mounts[i], err = cloneTree(fdOf(dir), name, false); err != nil {
+			if errors.Is(err, unix.EINVAL) {
+				e.close()
+				return nil, nil
+			}
+			return nil, err
+		}
+	}
+	return e, nil
 }
 
 func newShm(size int64) (*os.File, error) {

@@ -5,6 +5,7 @@ package agent
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"strconv"
 	"sync"
 	"time"
@@ -17,16 +18,18 @@ import (
 	"runkiri.com/kiri/internal/wire"
 )
 
-// A cell is what a container needs and what does not depend on which container it is: namespaces, a cgroup, and a
-// parked thread that has joined them, so that the one clone3 that makes the process inherits them. Cells of the usual
-// kinds are made ahead of need, in the background, a few at a time; any other is made when it is asked for. A cell is
-// used once.
+// A cell is what a container needs and what does not depend on which container it is: namespaces, a cgroup, mounts, a
+// state file, and a parked thread that has joined them, so that the one clone3 that makes the process inherits them.
+// Cells of the usual kinds are made ahead of need, in the background, a few at a time; any other is made when it is
+// asked for. A cell is used once.
 type cell struct {
 	kind    cellKind
 	sandbox *network.Sandbox // nil: another's network
 	cgroup  *cgroup.Cgroup
 	thread  *launch.Thread
 	fs      *cellFS
+	dir     string // in the exec root
+	state   *state
 }
 
 // cellKind says which namespaces a cell has of its own.
@@ -41,7 +44,8 @@ func (k cellKind) pooled() bool {
 }
 
 // joins are the processes whose namespaces a cell of an unusual kind joins.
-type joins struct{ net, ipc, mnt *os.File } // nsfs descriptors; mnt is where /dev/shm is taken from
+// The mount namespaces are those of the same containers, for what has to be shared of their mounts.
+type joins struct{ net, netMounts, ipc, ipcMounts *os.File } // nsfs descriptors
 
 // cells makes cells.
 type cells struct {
@@ -151,6 +155,14 @@ func (s *cells) make(k cellKind, j joins, want *wire.NetConfig) (_ *cell, err er
 	s.count++
 	name := s.prefix + strconv.FormatUint(s.count, 36)
 	s.mu.Unlock()
+	dir := filepath.Join(s.a.stateRoot(), name)
+	if err := unix.Mkdir(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("making state directory %s: %w", dir, err)
+	}
+	c.dir = dir
+	if c.state, err = newState(dir); err != nil {
+		return nil, err
+	}
 	if c.cgroup, err = s.a.cgroups.New(name); err != nil {
 		return nil, err
 	}
@@ -216,6 +228,12 @@ func (s *cells) discard(c *cell) {
 	}
 	if c.fs != nil {
 		c.fs.close()
+	}
+	c.state.close()
+	if c.dir != "" {
+		if err := removeDir(c.dir); err != nil {
+			s.a.logf("removing an unused state file: %v", err)
+		}
 	}
 	if c.cgroup != nil {
 		if err := c.cgroup.Remove(); err != nil {

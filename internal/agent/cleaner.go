@@ -6,6 +6,8 @@ import (
 	"runtime/debug"
 	"sync"
 	"time"
+
+	"runkiri.com/kiri/internal/textpages"
 )
 
 // cleaner takes containers apart after their exit has been told: a few at a time, so that a burst of exits does not
@@ -114,6 +116,13 @@ func (a *Agent) whenQuiet() {
 		a.settlePlans()
 	} else {
 		a.cells.drain()
+		a.roots.drain()
 	}
 	debug.FreeOSMemory()
+	if text, err := textpages.Find(); err == nil {
+		err = text.Release()
+		if err != nil {
+			a.logf("%v", err)
+		}
+	}
 }

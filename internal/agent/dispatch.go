@@ -89,6 +89,7 @@ func (s *session) Request(ctx context.Context, f *wire.Frame) (*wire.Frame, erro
 	case *wire.Layers:
 		return a.layers()
 	case *wire.RemoveLayer:
+		a.roots.drain()
 		return okOr(a.store.RemoveLayer(m.DiffID))
 	case *wire.Volume:
 		return a.volume(m)

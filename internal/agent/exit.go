@@ -168,7 +168,7 @@ func (c *container) ended(st exitStatus) {
 // clean gives back what the container held in the kernel. It runs in the cleaner, after the exit has been told.
 func (c *container) clean() {
 	c.main.closeAfterExit()
-	closeAll([]*os.File{c.root, c.pts})
+	closeAll([]*os.File{c.mounts, c.root, c.pts})
 	if c.cgroup != nil {
 		if err := c.cgroup.Remove(); err != nil {
 			c.a.logf("container %s: removing its cgroup: %v", short(c.id), err)

@@ -147,6 +147,9 @@ func (r *rig) startAgent() {
 	r.cmd = exec.Command("/proc/self/exe", args...)
 	r.cmd.Env = append(os.Environ(), r.env...)
 	r.cmd.Stdout, r.cmd.Stderr = r.log, r.log
+	if tracing {
+		r.cmd.Stderr = os.Stderr
+	}
 	if err := r.cmd.Start(); err != nil {
 		r.t.Fatal(err)
 	}

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"runkiri.com/kiri/internal/agent/launch"
+	"runkiri.com/kiri/internal/agent/network"
 	"runkiri.com/kiri/internal/agent/rootfs"
 	"runkiri.com/kiri/internal/wire"
 )
@@ -23,7 +24,7 @@ type mounter struct {
 	a    *Agent
 	c    *container
 	cell *cell
-	root *os.File
+	root *root
 	view *rootfs.View // the root with all mounts that have their place, in so far as something may have to be found in them
 	list []mountEntry
 	own  []*os.File // to be closed after the start
@@ -54,7 +55,7 @@ func (m *mounter) add(e mountEntry) { m.list = append(m.list, e) }
 
 // prepare makes all mounts of the container and resolves their places.
 func (m *mounter) prepare() error {
-	m.view = rootfs.NewView(m.root)
+	m.view = rootfs.NewView(m.root.mount)
 	if err := m.user(); err != nil {
 		return err
 	}
@@ -79,11 +80,14 @@ func (m *mounter) prepare() error {
 		})
 	}
 	var err error
-	if m.proc, err = rootfs.CreateTarget(m.root, "/proc", true); err != nil {
+	if m.proc, err = m.root.place(placeProc); err != nil {
 		return err
 	}
-	m.keep(m.proc)
 	for _, e := range m.list {
+		// The place of a standard mount that lies in a user's is found in that.
+		if users > 0 && e.at != nil && slices.ContainsFunc(m.list, func(u mountEntry) bool { return u.user && strings.HasPrefix(e.target, u.target+"/") }) {
+			e.at = nil
+		}
 		if err := m.place(e, users > 0); err != nil {
 			return err
 		}
@@ -137,11 +141,18 @@ func (m *mounter) place(e mountEntry, nested bool) error {
 // standard adds what every container has.
 func (m *mounter) standard() error {
 	r, fs := m.c.run, m.cell.fs
-	m.add(mountEntry{target: "/dev", mount: fs.dev, desc: "tmpfs on /dev"})
+	dev, err := m.root.place(placeDev)
+	if err != nil {
+		return err
+	}
+	sys, err := m.root.place(placeSys)
+	if err != nil {
+		return err
+	}
+	m.add(mountEntry{target: "/dev", mount: fs.dev, at: dev, desc: "tmpfs on /dev"})
 	m.add(mountEntry{target: "/dev/pts", mount: fs.pts, at: fs.ptsAt, desc: "devpts on /dev/pts"})
 	shm := fs.shm
 	if r.ShmSize > 0 && r.ShmSize != defaultShm && m.cell.kind.ipc == "" {
-		var err error
 		if shm, err = newShm(r.ShmSize); err != nil {
 			return err
 		}
@@ -156,7 +167,7 @@ func (m *mounter) standard() error {
 			return err
 		}
 	}
-	m.add(mountEntry{target: "/sys", mount: fs.sys, desc: "sysfs on /sys"})
+	m.add(mountEntry{target: "/sys", mount: fs.sys, at: sys, desc: "sysfs on /sys"})
 	if r.TTY {
 		// The other end of the terminal, so that programs find it under its usual name too. Before Linux 6.15 the
 		// mount it is in must be attached to be cloned; then /dev/console is left out.
@@ -177,25 +188,61 @@ func (m *mounter) standard() error {
 
 // files adds the files that the engine writes for the container.
 func (m *mounter) files() error {
-	dir := m.c.dir
-	if m.c.run.Net.Mode == "container" {
-		dir = m.a.execDir(m.c.run.Net.Container)
-	}
-	for _, name := range [...]string{"hosts", "hostname", "resolv.conf"} {
-		tree, err := cloneTree(unix.AT_FDCWD, filepath.Join(dir, name), false)
-		if isMissing(err) {
-			continue
+	r := m.c.run
+	etc := m.cell.fs.etc
+	if r.Net.Mode == "container" {
+		if etc == nil {
+			return nil
 		}
+	} else {
+		texts, err := network.FileTexts(r, m.c.endpoint)
 		if err != nil {
 			return err
 		}
-		m.keep(tree)
-		if err := setAttr(tree, false, unix.MountAttr{Propagation: unix.MS_PRIVATE}); err != nil {
+		if etc == nil {
+			if etc, err = writeEtc(m.c.dir, texts); err != nil {
+				return err
+			}
+			m.own = append(m.own, etc.mounts[:]...)
+		} else {
+			for i, text := range texts {
+				if _, err := unix.Pwrite(fdOf(etc.files[i]), []byte(text), 0); err != nil {
+					return fmt.Errorf("writing %s: %w", network.FileNames[i], err)
+				}
+			}
+		}
+	}
+	for i, name := range network.FileNames {
+		if etc.mounts[i] == nil {
+			continue
+		}
+		at, err := m.root.place(placeFiles + i)
+		if err != nil {
 			return err
 		}
-		m.add(mountEntry{target: "/etc/" + name, mount: tree, file: true, desc: name + " on /etc/" + name})
+		m.add(mountEntry{target: "/etc/" + name, mount: etc.mounts[i], at: at, file: true, desc: name + " on /etc/" + name})
 	}
 	return nil
+}
+
+// writeEtc is the way of older kernels: files in the container's state directory, bound from there.
+func writeEtc(dir string, texts [len(network.FileNames)]string) (*etcFiles, error) {
+	e := &etcFiles{}
+	for i, text := range texts {
+		name := filepath.Join(dir, network.FileNames[i])
+		err := os.WriteFile(name, []byte(text), 0o644)
+		if err == nil {
+			e.mounts[i], err = cloneTree(unix.AT_FDCWD, name, false)
+		}
+		if err == nil {
+			err = setAttr(e.mounts[i], false, unix.MountAttr{Propagation: unix.MS_PRIVATE})
+		}
+		if err != nil {
+			e.close()
+			return nil, fmt.Errorf("writing %s: %w", network.FileNames[i], err)
+		}
+	}
+	return e, nil
 }
 
 // user adds what was asked for.
@@ -350,7 +397,7 @@ func (m *mounter) volume(w *wire.Mount, e *mountEntry) error {
 	}
 	defer vol.Close()
 	if !w.NoCopy && w.Subpath == "" {
-		if err := m.a.store.CopyUp(m.root, e.target, vol); err != nil {
+		if err := m.a.store.CopyUp(m.root.mount, e.target, vol); err != nil {
 			return err
 		}
 	}
@@ -404,7 +451,7 @@ func (m *mounter) tmpfs(w *wire.Mount, e *mountEntry) error {
 		attrs |= unix.MOUNT_ATTR_RDONLY
 	}
 	if !mode {
-		fd, err := unix.Openat2(fdOf(m.root), e.target, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS})
+		fd, err := unix.Openat2(fdOf(m.root.mount), e.target, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS})
 		if err == nil {
 			var st unix.Stat_t
 			if unix.Fstat(fd, &st) == nil {

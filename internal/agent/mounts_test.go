@@ -360,7 +360,7 @@ func TestControl(t *testing.T) {
 	}
 	fresh := r.spec("sleep", "1000")
 	r.run(fresh)
-	if p := must(&wire.Plan{ID: fresh.ID}).(*wire.PlanReply).Text; !strings.Contains(p, "execve") || !strings.Contains(p, "pivot_root") {
+	if p := must(&wire.Plan{ID: fresh.ID}).(*wire.PlanReply).Text; !strings.Contains(p, "execve") || !strings.Contains(p, "chroot") {
 		t.Errorf("plan: %s", p)
 	}
 	r.stop(m.ID)

@@ -8,13 +8,13 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"runkiri.com/kiri/internal/agent/launch"
-	"runkiri.com/kiri/internal/agent/network"
 	"runkiri.com/kiri/internal/agent/rootfs"
 	"runkiri.com/kiri/internal/wire"
 )
@@ -36,6 +36,7 @@ func (u *undoList) run(err error) {
 
 // runRequest starts a container. Top to bottom it is the start path; what can be ready before is in the cell.
 func (a *Agent) runRequest(_ context.Context, m *wire.Run) (_ *wire.Frame, err error) {
+	tr := newTrace()
 	if err := checkRun(m); err != nil {
 		return nil, err
 	}
@@ -48,7 +49,7 @@ func (a *Agent) runRequest(_ context.Context, m *wire.Run) (_ *wire.Frame, err e
 	var undo undoList
 	defer func() { undo.run(err) }()
 
-	c := &container{a: a, id: m.ID, run: m, dir: a.execDir(m.ID), decided: make(chan struct{}), cleaned: make(chan struct{})}
+	c := &container{a: a, id: m.ID, run: m, decided: make(chan struct{}), cleaned: make(chan struct{})}
 	defer close(c.decided)
 	c.main.c = c
 	if err := a.reserve(c); err != nil {
@@ -61,7 +62,8 @@ func (a *Agent) runRequest(_ context.Context, m *wire.Run) (_ *wire.Frame, err e
 		return nil, err
 	}
 	undo.add(func() { a.cells.discard(cell) })
-	c.cgroup = cell.cgroup
+	c.cgroup, c.dir, c.state = cell.cgroup, cell.dir, cell.state
+	tr.step("cell")
 	if cell.sandbox != nil {
 		c.endpoint = cell.sandbox.Endpoint
 		if len(m.Net.Ports) > 0 {
@@ -76,23 +78,20 @@ func (a *Agent) runRequest(_ context.Context, m *wire.Run) (_ *wire.Frame, err e
 		return nil, err
 	}
 
-	if c.root, err = a.store.MountWith(m.ID, m.Layers, rootfs.MountOptions{Volatile: m.Remove}); err != nil {
+	tr.step("limits")
+	root, err := a.roots.take(m)
+	if err != nil {
 		return nil, err
 	}
+	c.root = root.mount
 	undo.add(func() {
+		root.started()
 		c.root.Close()
 		if m.Remove {
 			a.store.RemoveContainer(m.ID)
 		}
 	})
-	if err := unix.Mkdir(c.dir, 0o700); err != nil {
-		return nil, fmt.Errorf("making state directory %s: %w", c.dir, err)
-	}
-	undo.add(func() { removeDir(c.dir) })
-	if err := network.WriteFiles(c.dir, m, c.endpoint); err != nil {
-		return nil, err
-	}
-
+	tr.step("root")
 	early := a.takeEarly(m.ID)
 	undo.add(early.close)
 	if early.height != 0 || early.width != 0 {
@@ -109,7 +108,8 @@ func (a *Agent) runRequest(_ context.Context, m *wire.Run) (_ *wire.Frame, err e
 		undo.add(func() { c.pts.Close() })
 	}
 
-	mounts := &mounter{a: a, c: c, cell: cell, root: c.root}
+	tr.step("stdio")
+	mounts := &mounter{a: a, c: c, cell: cell, root: root}
 	defer mounts.close()
 	if err := mounts.prepare(); err != nil {
 		return nil, err
@@ -119,6 +119,7 @@ func (a *Agent) runRequest(_ context.Context, m *wire.Run) (_ *wire.Frame, err e
 			return nil, err
 		}
 	}
+	tr.step("mounts")
 	spec, err := a.runSpec(c, cell, mounts)
 	if err != nil {
 		return nil, err
@@ -129,12 +130,12 @@ func (a *Agent) runRequest(_ context.Context, m *wire.Run) (_ *wire.Frame, err e
 			return nil, err
 		}
 	}
+	tr.step("spec")
 	c.saved = &savedContainer{Run: *m, Endpoint: c.endpoint, Cgroup: cgroupKey(m, c.cgroup), CgroupPath: c.cgroup.Path(),
 		UID: c.uid, GID: c.gid, Groups: c.groups}
-	if c.state, err = newState(c.dir, c.saved); err != nil {
+	if err := c.state.begin(c.saved); err != nil {
 		return nil, err
 	}
-	undo.add(c.state.close)
 	c.saved = nil
 	if !policy.none {
 		c.main.out.setLog(a.logPath(m.ID), c.dir, policy, c.state.putLog)
@@ -143,10 +144,12 @@ func (a *Agent) runRequest(_ context.Context, m *wire.Run) (_ *wire.Frame, err e
 		c.main.connect(s.stream, s.stdin, s.keys, s.buffered)
 	}
 
+	tr.step("state")
 	plan, err := launch.Compile(spec)
 	if err != nil {
 		return nil, err
 	}
+	tr.step("compile")
 	a.beginStart()
 	proc, err := a.startPlan(cell, plan)
 	if err != nil {
@@ -156,15 +159,24 @@ func (a *Agent) runRequest(_ context.Context, m *wire.Run) (_ *wire.Frame, err e
 		}
 		return nil, err
 	}
-	return a.started(c, cell, plan, proc, early)
+	tr.step("child")
+	f, err := a.started(c, cell, root, plan, proc, early)
+	tr.step("started")
+	if tr != nil {
+		a.logf("run %s:%s", short(c.id), tr.line.String())
+	}
+	return f, err
 }
 
 // started is the half of a start that does not fail any more: the process runs.
-func (a *Agent) started(c *container, cell *cell, plan *launch.Plan, proc launch.Proc, early *earlyStdio) (*wire.Frame, error) {
+func (a *Agent) started(c *container, cell *cell, root *root, plan *launch.Plan, proc launch.Proc, early *earlyStdio) (*wire.Frame, error) {
 	c.started = time.Now().UnixNano()
 	c.main.closeChild()
 	c.main.pid, c.main.pidfd = proc.PID, proc.PIDFD
 	c.plan = plan
+	if mnt, err := proc.MountNS(); err == nil {
+		c.mounts = mnt
+	}
 	node, begun := processIdentity(proc)
 	if err := c.state.putWords(offPID, uint64(proc.PID), node, begun, uint64(c.started)); err != nil {
 		a.logf("container %s: %v", short(c.id), err)
@@ -187,8 +199,10 @@ func (a *Agent) started(c *container, cell *cell, plan *launch.Plan, proc launch
 		a.logf("container %s: %v", short(c.id), err)
 	}
 	go func() {
+		root.started()
 		a.cells.used(cell)
 		a.cells.refill()
+		a.roots.refill()
 	}()
 	return f, nil
 }
@@ -249,12 +263,15 @@ func (a *Agent) takeCell(c *container) (*cell, error) {
 	m := c.run
 	k := cellKind{net: m.Net.Mode}
 	var j joins
-	defer func() { closeAll([]*os.File{j.net, j.ipc, j.mnt}) }()
+	defer func() { closeAll([]*os.File{j.net, j.netMounts, j.ipc, j.ipcMounts}) }()
 	var err error
 	switch k.net {
 	case "none", "bridge", "host":
 	case "container":
 		if j.net, err = a.namespaceOf(m.Net.Container, "net"); err != nil {
+			return nil, err
+		}
+		if j.netMounts, err = a.namespaceOf(m.Net.Container, "mnt"); err != nil {
 			return nil, err
 		}
 	default:
@@ -269,7 +286,7 @@ func (a *Agent) takeCell(c *container) (*cell, error) {
 		if j.ipc, err = a.namespaceOf(m.IPC, "ipc"); err != nil {
 			return nil, err
 		}
-		if j.mnt, err = a.namespaceOf(m.IPC, "mnt"); err != nil {
+		if j.ipcMounts, err = a.namespaceOf(m.IPC, "mnt"); err != nil {
 			return nil, err
 		}
 	}
@@ -344,10 +361,15 @@ func (a *Agent) limit(c *container, cell *cell) ([]device, error) {
 // runSpec makes the launch spec.
 func (a *Agent) runSpec(c *container, cell *cell, mounts *mounter) (*launch.Spec, error) {
 	m := c.run
-	user, err := rootfs.LookupUser(c.root, m.User, m.Groups)
+	cwd := m.Cwd
+	if cwd == "" {
+		cwd = "/"
+	}
+	found, err := a.lookUp(m, cwd, mounts)
 	if err != nil {
 		return nil, err
 	}
+	user, path := &found.user, found.path
 	c.uid, c.gid, c.groups = user.UID, user.GID, user.Groups
 	env := m.Env
 	if !hasEnv(env, "HOME") {
@@ -356,21 +378,6 @@ func (a *Agent) runSpec(c *container, cell *cell, mounts *mounter) (*launch.Spec
 			home = "/"
 		}
 		env = append(env[:len(env):len(env)], "HOME="+home)
-	}
-	cwd := m.Cwd
-	if cwd == "" {
-		cwd = "/"
-	}
-	if cwd != "/" {
-		dir, err := mounts.view.Mkdir(cwd, 0o755, 0, 0)
-		if err != nil {
-			return nil, err
-		}
-		dir.Close()
-	}
-	path, err := mounts.view.LookPath(cwd, env, m.Args[0], user)
-	if err != nil {
-		return nil, err
 	}
 	caps, err := capsOf(m.Caps, m.Privileged)
 	if err != nil {
@@ -406,6 +413,40 @@ func (a *Agent) runSpec(c *container, cell *cell, mounts *mounter) (*launch.Spec
 		}
 	}
 	return spec, nil
+}
+
+// lookUp finds the user, the command, and the working directory, which is made if it is missing. What was found for a
+// fresh container of the same image, and nothing of the user's is mounted in this one, needs no second look.
+func (a *Agent) lookUp(m *wire.Run, cwd string, mounts *mounter) (lookup, error) {
+	key := lookupKey{user: m.User, groups: strings.Join(m.Groups, " "), cwd: cwd, arg0: m.Args[0]}
+	for _, v := range m.Env {
+		if value, ok := strings.CutPrefix(v, "PATH="); ok {
+			key.path = value
+		}
+	}
+	fresh := len(m.Mounts) == 0
+	if l, ok := a.roots.known(mounts.root, key); ok && fresh && l.cwd {
+		return l, nil
+	}
+	user, err := rootfs.LookupUser(mounts.root.mount, m.User, m.Groups)
+	if err != nil {
+		return lookup{}, err
+	}
+	l := lookup{user: *user, cwd: cwd == "/"}
+	if !l.cwd {
+		dir, err := mounts.view.Mkdir(cwd, 0o755, 0, 0)
+		if err != nil {
+			return lookup{}, err
+		}
+		dir.Close()
+	}
+	if l.path, err = mounts.view.LookPath(cwd, m.Env, m.Args[0], user); err != nil {
+		return lookup{}, err
+	}
+	if fresh {
+		a.roots.learn(mounts.root, key, l)
+	}
+	return l, nil
 }
 
 // seccompFilter is the filter of a container: a privileged one has none, unless it was given one.

@@ -15,9 +15,9 @@ import (
 	"runkiri.com/kiri/internal/wire"
 )
 
-// The state file, EXEC-ROOT/containers/ID/state, is all that the next agent needs to know of a container. It is made
-// whole before the container's process is, so that no process exists that nobody can find again. After that only
-// words of its head change, each by one write of a few bytes within a page, which the kernel does whole or not at
+// The state file, EXEC-ROOT/containers/CELL/state, is all that the next agent needs to know of a container. It is
+// written whole before the container's process is made, so that no process exists that nobody can find again; a cell
+// that waits for its container has an empty one. After that only words of its head change, each by one write of a few bytes within a page, which the kernel does whole or not at
 // all as far as a kill is concerned. The exec root does not outlive a reboot, so nothing is ever synced.
 //
 //	head, stateHead bytes: the words below, little endian
@@ -72,28 +72,28 @@ type state struct{ fd int }
 
 func statePath(dir string) string { return filepath.Join(dir, "state") }
 
-// newState writes the state file of a container that is about to be started.
-func newState(dir string, s *savedContainer) (*state, error) {
+// newState makes a state file that is still empty.
+func newState(dir string) (*state, error) {
+	name := statePath(dir)
+	fd, err := unix.Open(name, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("making state %s: %w", name, err)
+	}
+	return &state{fd: fd}, nil
+}
+
+// begin writes what is known of a container that is about to be started.
+func (st *state) begin(s *savedContainer) error {
 	buf, err := wire.AppendEncode(make([]byte, stateHead+8, stateHead+8+2048), s)
 	if err != nil {
-		return nil, fmt.Errorf("encoding state: %w", err)
+		return fmt.Errorf("encoding state: %w", err)
 	}
 	payload := buf[stateHead+8:]
 	le := binary.LittleEndian
 	le.PutUint64(buf[offMagic:], stateMagic)
 	le.PutUint32(buf[stateHead:], uint32(len(payload)))
 	le.PutUint32(buf[stateHead+4:], crc32.ChecksumIEEE(payload))
-	name := statePath(dir)
-	fd, err := unix.Open(name, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("making state %s: %w", name, err)
-	}
-	st := &state{fd: fd}
-	if err := st.put(0, buf); err != nil {
-		unix.Close(fd)
-		return nil, err
-	}
-	return st, nil
+	return st.put(0, buf)
 }
 
 func (s *state) put(off int64, p []byte) error {
@@ -154,7 +154,7 @@ type found struct {
 	stdio   [3]uint64
 }
 
-// errTorn is a state file that was being written when its agent died: its container was never started.
+// errTorn is a state file that is empty or was being written when its agent died: its container was never started.
 var errTorn = errors.New("state file is not whole")
 
 // readState reads the state file of the container in dir.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -11,8 +12,13 @@ import (
 )
 
 // collect deletes the blobs and layers that nothing refers to: no image, no container, no pull, finished or not. It
-// returns the bytes given back.
+// returns the bytes given back. While an image's record stands damaged nobody can say what it refers to, so nothing
+// is deleted.
 func (s *images) collect(ctx context.Context) (int64, error) {
+	if aside, err := filepath.Glob(filepath.Join(s.records.Dir(), "*.damaged")); err != nil || len(aside) > 0 {
+		s.log.Warn("nothing is given back while an image's record stands damaged: pull the image again and remove the file", "files", aside, "error", err)
+		return 0, nil
+	}
 	var freed int64
 	var errs []error
 	s.mu.Lock()

@@ -59,8 +59,18 @@ func TestCgroups(t *testing.T) {
 			}
 		}
 	}
-	s := container(t, "wait")
+	s := container(t, "wait", "/proc/self/cgroup", "/proc/self/mountinfo")
 	s.CgroupFD = fdOf(dir)
+	dirs := []CgroupDir{{Dir: fdOf(dir)}}
+	if v1 != "" {
+		d, err := os.Open(v1)
+		must(t, err)
+		defer d.Close()
+		dirs = []CgroupDir{{Name: "unified", Dir: fdOf(dir)}, {Name: "pids", Dir: fdOf(d)}}
+	}
+	view, err := CgroupView(openIn(t, s.Mounts[1].Mount, "fs/cgroup"), dirs, false)
+	must(t, err)
+	s.Mounts = append(s.Mounts, view...)
 	c := &started{t: t}
 	closeChild := c.pipes(s)
 	th, err := NewThread(func() error {
@@ -74,7 +84,21 @@ func TestCgroups(t *testing.T) {
 	must(t, err)
 	closeChild()
 	th.Close()
-	c.line()
+	seen := 0
+	for l := c.line(); l != "ready"; l = c.line() {
+		if f := strings.SplitN(l, ":", 3); len(f) == 3 && (f[0] == "0" || f[1] == "pids") && f[2] != "/" {
+			t.Errorf("the container sees its cgroup as %s", l)
+		}
+		if f := strings.Fields(l); len(f) > 5 && strings.HasPrefix(f[4], "/sys/fs/cgroup") {
+			seen++
+			if f[3] != "/" || !strings.HasPrefix(f[5], "ro,nosuid,nodev,noexec") {
+				t.Errorf("cgroup mount %s", l)
+			}
+		}
+	}
+	if want := len(view); seen != want {
+		t.Errorf("the container sees %d cgroup mounts, want %d", seen, want)
+	}
 	inside(c)
 
 	tm := template(t)
@@ -106,6 +130,10 @@ func TestCgroups(t *testing.T) {
 	}
 	c.finish()
 	settle(t, tm)
+	for _, m := range view {
+		m.Mount.Close()
+		m.Target.Close()
+	}
 	// Empty, so that they can be removed; the thread ends on its own time.
 	for _, d := range []string{v2, v1} {
 		for d != "" {

@@ -114,6 +114,11 @@ func (c *compiler) directProgram() {
 	c.plan.start = c.p.here()
 	c.p.note = "child: PID 1 of its namespace, the agent's memory and rights, the agent's thread waits (vfork)"
 	c.join()
+	if c.Cloneflags&unix.CLONE_NEWCGROUP != 0 {
+		// Not by the clone: that would take the agent's cgroup for the root of the namespace, not the one cloned into.
+		p := c.p
+		p.add("make a cgroup namespace", "", unix.SYS_UNSHARE, flagsOf(unix.CLONE_NEWCGROUP, cloneBits))
+	}
 	c.root()
 	c.selfFiles()
 	c.kernelNames()

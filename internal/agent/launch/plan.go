@@ -54,7 +54,7 @@ func (p *Plan) showCgroup() string {
 }
 
 func (p *Plan) directFlags() uint64 {
-	f := p.cloneflags | unix.CLONE_VM | unix.CLONE_VFORK | unix.CLONE_PIDFD | unix.CLONE_CLEAR_SIGHAND
+	f := p.cloneflags&^unix.CLONE_NEWCGROUP | unix.CLONE_VM | unix.CLONE_VFORK | unix.CLONE_PIDFD | unix.CLONE_CLEAR_SIGHAND
 	if p.cgroup > 0 {
 		f |= unix.CLONE_INTO_CGROUP
 	}

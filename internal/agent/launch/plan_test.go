@@ -29,8 +29,9 @@ func TestPlanText(t *testing.T) {
 	text := p.String()
 	at := 0
 	for _, want := range []string{
-		"clone3({CLONE_NEWNS|CLONE_NEWUTS|CLONE_NEWIPC|CLONE_NEWPID|CLONE_NEWNET|CLONE_NEWCGROUP|CLONE_VM|CLONE_VFORK|CLONE_PIDFD|CLONE_CLEAR_SIGHAND, cgroup inherited})",
+		"clone3({CLONE_NEWNS|CLONE_NEWUTS|CLONE_NEWIPC|CLONE_NEWPID|CLONE_NEWNET|CLONE_VM|CLONE_VFORK|CLONE_PIDFD|CLONE_CLEAR_SIGHAND, cgroup inherited})",
 		"# child: PID 1",
+		`unshare(CLONE_NEWCGROUP)`,
 		`move_mount(<root>, "", AT_FDCWD, "/", MOVE_MOUNT_F_EMPTY_PATH)`,
 		`fsopen("proc", FSOPEN_CLOEXEC) = $`,
 		`# mount tmpfs on /dev`,

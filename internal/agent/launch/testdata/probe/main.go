@@ -76,7 +76,12 @@ func main() {
 		}
 		_, _, errno := syscall.Syscall6(a[0], a[1], a[2], a[3], a[4], a[5], a[6])
 		fmt.Println(int(errno))
-	case "wait": // until standard input ends
+	case "wait": // until standard input ends, after printing files
+		for _, f := range args[1:] {
+			b, err := os.ReadFile(f)
+			check(err)
+			os.Stdout.Write(b)
+		}
 		fmt.Println("ready")
 		io.Copy(io.Discard, os.Stdin)
 	case "signal": // prints the first signal it gets

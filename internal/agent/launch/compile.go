@@ -115,7 +115,8 @@ func (c *compiler) directProgram() {
 	c.p.note = "child: PID 1 of its namespace, the agent's memory and rights, the agent's thread waits (vfork)"
 	c.join()
 	if c.Cloneflags&unix.CLONE_NEWCGROUP != 0 {
-		// Not by the clone: that would take the agent's cgroup for the root of the namespace, not the one cloned into.
+		// Not by the clone, whose order of joining the cgroup and making the namespace would decide which cgroup becomes
+		// the namespace's root. Linux 6.18 has it right; here it is right everywhere.
 		p := c.p
 		p.add("make a cgroup namespace", "", unix.SYS_UNSHARE, flagsOf(unix.CLONE_NEWCGROUP, cloneBits))
 	}

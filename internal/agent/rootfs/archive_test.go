@@ -179,7 +179,7 @@ func TestPut(t *testing.T) {
 	if st := lstat(t, p+"/data"); st.Mode != before.Mode {
 		t.Errorf("the directory itself got mode %o", st.Mode)
 	}
-	for name, want := range map[string]uint32{"new": unix.S_IFREG | 0o4777, "nd": unix.S_IFDIR | 0o777, "fifo": unix.S_IFIFO | 0o666} {
+	for name, want := range map[string]uint32{".wh.file": unix.S_IFREG | 0o644, "new": unix.S_IFREG | 0o4777, "nd": unix.S_IFDIR | 0o777, "fifo": unix.S_IFIFO | 0o666} {
 		if st := lstat(t, p+"/data/"+name); st.Mode != want {
 			t.Errorf("%s has mode %o, want %o", name, st.Mode, want)
 		}

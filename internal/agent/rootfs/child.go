@@ -47,6 +47,8 @@ func unpackChild(args []string) (layerInfo, error) {
 	if err := enterLayer(); err != nil {
 		return info, err
 	}
+	// A pipe of 64 KiB means a change of process for each of its fillings. It may be no pipe, or refuse: no matter.
+	unix.FcntlInt(childStream, unix.F_SETPIPE_SZ, 1<<20)
 	src, err := decompress(fdReader(childStream))
 	if err != nil {
 		return info, damaged(err)

@@ -49,12 +49,15 @@ func needRoot(t testing.TB) {
 	t.Skip("SKIPPED: needs root")
 }
 
+var probeDir string
+
 // probe is the probe, built once.
 var probe = sync.OnceValues(func() (string, error) {
 	dir, err := os.MkdirTemp("", "launch-probe-")
 	if err != nil {
 		return "", err
 	}
+	probeDir = dir
 	cmd := exec.Command("go", "build", "-o", filepath.Join(dir, "probe"), "./testdata/probe")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
@@ -68,8 +71,8 @@ func TestMain(m *testing.M) {
 		os.Exit(InitMain(os.Args))
 	}
 	code := m.Run()
-	if p, err := probe(); err == nil {
-		os.RemoveAll(filepath.Dir(p))
+	if probeDir != "" {
+		os.RemoveAll(probeDir)
 	}
 	os.Exit(code)
 }

@@ -173,3 +173,49 @@ func findCompose() (string, error) {
 	}
 	return "", errors.New("no docker-compose on PATH (make test installs it)")
 }
+
+// TestKiriCommand drives the native commands: what Docker's print, with Docker's exit codes.
+func TestKiriCommand(t *testing.T) {
+	ref := busybox(t)
+	d := startDaemon(t)
+	if r := d.kiri("pull", ref); r.Code != 0 || !strings.Contains(r.Out, "Status: Downloaded newer image for "+ref) {
+		t.Fatalf("pull: %+v", r)
+	}
+	for _, c := range []struct {
+		args []string
+		code int
+		out  string
+		err  string
+	}{
+		{[]string{"run", "--rm", ref, "echo", "hi"}, 0, "hi\n", ""},
+		{[]string{"run", "--rm", ref, "sh", "-c", "echo out; echo err >&2; exit 42"}, 42, "out\n", "err\n"},
+		{[]string{"run", "--rm", ref, "nosuch"}, 127, "", "executable file not found in $PATH"},
+		{[]string{"run", "--rm", ref, "/bin/notexec"}, 126, "", "permission denied"},
+		{[]string{"run", "--rm", "--pull", "never", "nosuch:1"}, 125, "", "nosuch:1"},
+		{[]string{"inspect", "nosuch"}, 1, "", "nosuch"},
+	} {
+		r := d.kiri(c.args...)
+		if r.Code != c.code || r.Out != c.out && c.out != "" || !strings.Contains(r.Err, c.err) {
+			t.Errorf("kiri %s: %+v; want code %d, %q, %q", strings.Join(c.args, " "), r, c.code, c.out, c.err)
+		}
+	}
+	if r := d.command("through\n", filepath.Join(bin, "kiri"), "run", "-i", "--rm", ref, "cat"); r.Out != "through\n" {
+		t.Errorf("stdin through cat: %+v", r)
+	}
+	id := strings.TrimSpace(d.kiri("run", "-d", "--name", "one", ref, "sleep", "1000").Out)
+	if r := d.kiri("ps", "--no-trunc", "-q"); strings.TrimSpace(r.Out) != id {
+		t.Errorf("ps: %+v, want %s", r, id)
+	}
+	if r := d.kiri("exec", "one", "sh", "-c", "echo in; exit 7"); r.Out != "in\n" || r.Code != 7 {
+		t.Errorf("exec: %+v", r)
+	}
+	if r := d.kiri("debug", "plan", "one"); r.Code != 0 || !strings.Contains(r.Out, "move_mount(") || !strings.Contains(r.Out, "execve") {
+		t.Errorf("debug plan: %+v", r)
+	}
+	if r := d.kiri("rm", "-f", "one"); r.Code != 0 {
+		t.Errorf("rm: %+v", r)
+	}
+	if r := d.kiri("volume", "ls"); r.Code != 0 || !strings.Contains(r.Out, "VOLUME NAME") {
+		t.Errorf("a command that is docker's: %+v", r)
+	}
+}

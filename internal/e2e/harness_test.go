@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"net"
 	"os"
 	"os/exec"
@@ -64,7 +65,6 @@ type daemon struct {
 	Bridge string
 	args   []string
 	cmd    *exec.Cmd
-	log    *os.File
 }
 
 var bridges atomic.Int32
@@ -81,7 +81,7 @@ func startDaemon(t *testing.T, args ...string) *daemon {
 		t: t, Home: home, Socket: filepath.Join(home, "run", "docker.sock"),
 		Bridge: fmt.Sprintf("kt%d-%d", os.Getpid()%100000, bridges.Add(1)), args: args,
 	}
-	before := snapshot(t)
+	before := snapshot()
 	d.start()
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -268,19 +268,33 @@ func (d *daemon) env() []string {
 }
 
 // state is what a machine holds that an engine could leave behind.
-type state struct{ links, mounts, cgroups, tables []string }
+type state struct{ orphans []int }
 
-func snapshot(t *testing.T) state {
-	t.Helper()
-	var s state
-	links, err := netlink.LinkList()
-	if err != nil {
-		t.Fatal(err)
+func snapshot() state { return state{orphanTemplates()} }
+
+// orphanTemplates lists the template processes whose agent is gone and that have not noticed.
+func orphanTemplates() []int {
+	var pids []int
+	entries, _ := os.ReadDir("/proc")
+	for _, e := range entries {
+		b, err := os.ReadFile("/proc/" + e.Name() + "/stat")
+		if err != nil || !bytes.Contains(b, []byte("(kiri-template)")) {
+			continue
+		}
+		f := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
+		pid, _ := strconv.Atoi(e.Name())
+		if f[0] != "Z" && f[1] == "1" {
+			pids = append(pids, pid)
+		}
 	}
-	for _, l := range links {
-		s.links = append(s.links, l.Attrs().Name)
-	}
-	return s
+	return pids
+}
+
+// cgroupParent is the name of a daemon's place in the cgroup trees: kiri- and the FNV-1a hash of its exec root.
+func (d *daemon) cgroupParent() string {
+	h := fnv.New32a()
+	h.Write([]byte(filepath.Join(d.Home, "run")))
+	return fmt.Sprintf("kiri-%08x", h.Sum32())
 }
 
 // checkNothingLeft waits up to 10 s for what is given back after the answer, then names what is still there.
@@ -325,6 +339,20 @@ func (d *daemon) left(before state) []string {
 				left = append(left, "interface "+l.Attrs().Name)
 			}
 		}
+	}
+	for _, pid := range orphanTemplates() {
+		if !slices.Contains(before.orphans, pid) {
+			left = append(left, fmt.Sprintf("template process %d without an agent", pid))
+		}
+	}
+	for _, pattern := range []string{"/sys/fs/cgroup/%s*", "/sys/fs/cgroup/*/%s*"} {
+		dirs, _ := filepath.Glob(fmt.Sprintf(pattern, d.cgroupParent()))
+		for _, dir := range dirs {
+			left = append(left, "cgroup "+dir)
+		}
+	}
+	if out, err := exec.Command("nft", "list", "tables").Output(); err == nil && strings.Contains(string(out), d.Bridge+"\n") {
+		left = append(left, "an nftables table of "+d.Bridge)
 	}
 	if entries, err := os.ReadDir(filepath.Join(d.Home, "run", "containers")); err == nil {
 		for _, e := range entries {

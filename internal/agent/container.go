@@ -61,6 +61,7 @@ type container struct {
 	paused  bool
 	exited  *wire.Exited
 	acked   bool
+	keep    bool // it will be started again: its writable layer stays in spite of run.Remove
 	execs   map[string]*process
 	orphan  bool // adopted, ended before that, and nobody has come yet who may know how
 }

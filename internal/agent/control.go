@@ -19,6 +19,11 @@ func (a *Agent) signalRequest(m *wire.Signal) (*wire.Frame, error) {
 	if err != nil {
 		return nil, err
 	}
+	if m.Keep {
+		c.mu.Lock()
+		c.keep = true
+		c.mu.Unlock()
+	}
 	if m.All {
 		return okOr(c.signalAll(m.Signal))
 	}

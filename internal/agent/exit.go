@@ -177,7 +177,10 @@ func (c *container) clean() {
 	if c.endpoint.Address != "" {
 		c.a.net.Release(c.endpoint)
 	}
-	if c.run.Remove {
+	c.mu.Lock()
+	keep := c.keep
+	c.mu.Unlock()
+	if c.run.Remove && !keep {
 		if err := c.a.store.RemoveContainer(c.id); err != nil {
 			c.a.logf("container %s: removing its files: %v", short(c.id), err)
 		}

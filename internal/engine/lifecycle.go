@@ -249,7 +249,8 @@ func (e *Engine) adopt(c *ctr, r *wire.Running) {
 		c.mu.Unlock()
 		return
 	}
-	if r.Run < c.rec.Run { // of an earlier start: its exit is a repetition
+	recorded := r.Exited != nil && r.Run == c.rec.Run && !s.Running && s.FinishedAt.UnixNano() == r.Exited.At
+	if recorded || r.Run < c.rec.Run { // told again, because the acknowledgement was lost
 		c.mu.Unlock()
 		return
 	}

@@ -147,7 +147,7 @@ func (a *Agent) findContainer(dir string) (*container, error) {
 		}
 	}
 	if err != nil {
-		c.orphan = true
+		c.orphan = &exitStatus{code: 255, lost: true, at: time.Now()}
 		return c, nil
 	}
 	c.main.reopenStdio()
@@ -225,11 +225,11 @@ func (p *process) pidfdReady() {
 	at := time.Now()
 	told := func() bool {
 		if ws, ok := zombieExit(p.pid, p.pidfd); ok {
-			p.ended(statusOf(ws))
+			p.c.adoptedEnded(statusOf(ws))
 			return true
 		}
 		if ws, ok := pidfdExit(fdOf(p.pidfd)); ok {
-			p.ended(statusOf(ws))
+			p.c.adoptedEnded(statusOf(ws))
 			return true
 		}
 		return false
@@ -239,9 +239,23 @@ func (p *process) pidfdReady() {
 	}
 	time.AfterFunc(zombieWait, func() {
 		if !p.isDone() && !told() {
-			p.ended(exitStatus{code: 255, lost: true, at: at})
+			p.c.adoptedEnded(exitStatus{code: 255, lost: true, at: at})
 		}
 	})
+}
+
+// adoptedEnded is the end of an adopted container. If pipes of it are missing, the daemon may be about to bring them,
+// with output in them: then that is waited for.
+func (c *container) adoptedEnded(st exitStatus) {
+	c.mu.Lock()
+	wait := !c.handed && c.main.stdioMissing()
+	if wait {
+		c.orphan = &st
+	}
+	c.mu.Unlock()
+	if !wait {
+		c.main.ended(st)
+	}
 }
 
 // zombieExit reads how a process ended from /proc/PID/stat, whose last field is the status as wait(2) gives it
@@ -280,21 +294,24 @@ func (a *Agent) adoptRequest(_ context.Context, m *wire.Adopt, f *wire.Frame) (*
 	c.takeStdio(f, m.Stdin)
 	c.mu.Lock()
 	orphan := c.orphan
-	c.orphan = false
+	c.orphan, c.handed = nil, true
 	c.stdioLost = c.main.stdioMissing()
 	c.mu.Unlock()
-	if !orphan {
+	if orphan == nil {
 		return okFrame(), nil
 	}
-	if pidfd := f.Take(0); pidfd != nil && c.main.isSame(launch.Proc{PID: c.main.pid, PIDFD: pidfd}) {
-		c.main.pidfd = pidfd
-		if err := c.main.watchPIDFD(); err == nil { // it tells at once
-			return okFrame(), nil
+	if orphan.lost && c.main.pidfd == nil {
+		// The daemon's pidfd knows how a process ended that was gone before we came.
+		if pidfd := f.Take(0); pidfd != nil && c.main.isSame(launch.Proc{PID: c.main.pid, PIDFD: pidfd}) {
+			c.main.pidfd = pidfd
+			if err := c.main.watchPIDFD(); err == nil { // it tells at once
+				return okFrame(), nil
+			}
+		} else if pidfd != nil {
+			pidfd.Close()
 		}
-	} else if pidfd != nil {
-		pidfd.Close()
 	}
-	go c.main.ended(exitStatus{code: 255, lost: true, at: time.Now()})
+	go c.main.ended(*orphan)
 	return okFrame(), nil
 }
 
@@ -369,10 +386,10 @@ func (a *Agent) giveUpOrphans(conn *wire.Conn) {
 	for _, c := range all {
 		c.mu.Lock()
 		orphan := c.orphan
-		c.orphan = false
+		c.orphan, c.handed = nil, true
 		c.mu.Unlock()
-		if orphan {
-			c.main.ended(exitStatus{code: 255, lost: true, at: time.Now()})
+		if orphan != nil {
+			c.main.ended(*orphan)
 		}
 	}
 }

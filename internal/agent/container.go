@@ -63,7 +63,8 @@ type container struct {
 	acked   bool
 	keep    bool // it will be started again: its writable layer stays in spite of run.Remove
 	execs   map[string]*process
-	orphan  bool // adopted, ended before that, and nobody has come yet who may know how
+	orphan  *exitStatus // it has ended, but the rest of its output, or how, may still be brought by Adopt
+	handed  bool        // Adopt has come, or is not waited for any more
 }
 
 // process is one that the daemon knows: a container's main one, or an exec.

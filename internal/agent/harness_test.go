@@ -544,7 +544,7 @@ func (th things) compare(t testing.TB, r *rig) {
 	procs, _ := filepath.Glob("/proc/[0-9]*/root")
 	for _, p := range procs {
 		pid, _ := strconv.Atoi(strings.Split(p, "/")[2])
-		if env, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid)); err == nil && bytes.Contains(env, []byte(parent)) {
+		if env, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid)); err == nil && bytes.Contains(env, []byte(parent)) && alive(pid) {
 			t.Errorf("process %d left in %s", pid, parent)
 		}
 	}

@@ -158,9 +158,7 @@ func (c *container) describe() wire.Running {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	r := wire.Running{ID: c.id, Run: c.run.Run, Reply: c.reply(), Paused: c.paused, StdioLost: c.stdioLost}
-	if !c.orphan {
-		r.Exited = c.exited
-	}
+	r.Exited = c.exited
 	for id, p := range c.execs {
 		if !p.isDone() {
 			r.Execs = append(r.Execs, id)

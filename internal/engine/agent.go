@@ -129,6 +129,13 @@ func (l *link) connect(ctx context.Context) (*wire.Conn, error) {
 			// It is not listening yet. There is nothing to wait on but the socket itself.
 			select {
 			case <-gone:
+				if retired > 0 && ctx.Err() == nil {
+					// The one that was retired has let go of the connection, and not yet of the exec root.
+					gone = nil
+					time.Sleep(pause)
+					pause = min(pause*2, 20*time.Millisecond)
+					continue
+				}
 				return nil, fmt.Errorf("starting the agent: its process ended at once (its log is in the exec root)")
 			case <-ctx.Done():
 				return nil, fmt.Errorf("starting the agent: it does not listen after %v: %w", agentStartTimeout, err)

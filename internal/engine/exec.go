@@ -177,7 +177,7 @@ func (e *Engine) execRun(ctx context.Context, ex *execution, opts ExecStartOptio
 	m := &wire.Exec{
 		ID: ex.container.id, Exec: ex.id, Args: ex.req.Cmd, Env: ex.req.Env, Cwd: ex.req.WorkingDir, User: ex.req.User,
 		TTY: ex.req.Tty, Privileged: ex.req.Privileged, Stdin: ex.req.AttachStdin, Stdout: ex.req.AttachStdout,
-		Stderr: ex.req.AttachStderr, Framed: !ex.req.Tty, Detach: opts.Detach, DetachKeys: ex.keys,
+		Stderr: ex.req.AttachStderr, Framed: !ex.req.Tty && !ex.probe, Detach: opts.Detach, DetachKeys: ex.keys,
 	}
 	if ex.req.Tty && !slicesHaveTerm(ex.req.Env) && !ex.container.snapshot().Config.Tty {
 		m.Env = append([]string{"TERM=xterm"}, m.Env...)

@@ -269,6 +269,9 @@ func TestHealth(t *testing.T) {
 	if !timedOut {
 		t.Error("the check that hung is not among the results")
 	}
+	if sent[*wire.Exec](h.agents)[0].Framed {
+		t.Error("a check's output is asked for in frames")
+	}
 	cmd := sent[*wire.Exec](h.agents)[0].Args
 	if strings.Join(cmd, "|") != "/bin/sh|-c|check me" {
 		t.Errorf("command %q", cmd)

@@ -98,7 +98,7 @@ func findUser(root *os.File, arg string) (u *User, name string, err error) {
 		if !ok1 || !ok2 {
 			return true
 		}
-		if idErr == nil && uint32(id) != uid || idErr != nil && string(f[0]) != arg {
+		if idErr == nil && id != int(uid) || idErr != nil && string(f[0]) != arg {
 			return true
 		}
 		u.UID, u.GID, name, found = uid, gid, string(f[0]), true
@@ -140,7 +140,7 @@ func findGroups(root *os.File, groupArg, name string, add []string) (member, ext
 		}
 		switch {
 		case groupArg != "":
-			if gidErr == nil && uint32(gidArg) == gid || gidErr != nil && string(f[0]) == groupArg {
+			if gidErr == nil && gidArg == int(gid) || gidErr != nil && string(f[0]) == groupArg {
 				member = append(member, gid)
 			}
 		case name != "":

@@ -82,6 +82,8 @@ func TestLookupUser(t *testing.T) {
 		{"app", []string{"nogroup"}, "Unable to find group nogroup: no matching entries in group file"},
 		{"-1", nil, "uids and gids must be in range 0-2147483647"},
 		{"2147483648", nil, "uids and gids must be in range 0-2147483647"},
+		{"4294967296", nil, "uids and gids must be in range 0-2147483647"}, // not the user 0
+		{"1:4294967306", nil, "uids and gids must be in range 0-2147483647"},
 		{"1:2147483648", nil, "uids and gids must be in range 0-2147483647"},
 		{"1", []string{"-7"}, "uids and gids must be in range 0-2147483647"},
 		{"99999999999999999999", nil, "unable to find user 99999999999999999999: no matching entries in passwd file"},

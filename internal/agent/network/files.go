@@ -90,9 +90,13 @@ func hostsFile(r *wire.Run, ep wire.Endpoint) (string, error) {
 		line(address, name)
 	}
 	if ep.Address != "" && r.Hostname != "" {
+		// A host name may have its domain in it already; the bare name is found either way, as with Docker.
 		names := r.Hostname
 		if r.Domainname != "" {
-			names = r.Hostname + "." + r.Domainname + " " + r.Hostname
+			names += "." + r.Domainname
+		}
+		if bare, _, ok := strings.Cut(names, "."); ok {
+			names += " " + bare
 		}
 		line(ep.Address, names)
 	}

@@ -52,6 +52,7 @@ func TestHostsFile(t *testing.T) {
 	}{
 		{"bridge", wire.Run{Hostname: "web", Net: wire.NetConfig{Mode: "bridge"}}, ep, v4Names + v6Names + "172.17.0.5\tweb\n"},
 		{"domain", wire.Run{Hostname: "web", Domainname: "corp.test", Net: wire.NetConfig{Mode: "bridge"}}, ep, v4Names + v6Names + "172.17.0.5\tweb.corp.test web\n"},
+		{"domain in the host name", wire.Run{Hostname: "web.corp.test", Net: wire.NetConfig{Mode: "bridge"}}, ep, v4Names + v6Names + "172.17.0.5\tweb.corp.test web\n"},
 		{"extra", wire.Run{Hostname: "web", Net: wire.NetConfig{Mode: "bridge", ExtraHosts: []string{"db:10.0.0.9", "host.docker.internal:host-gateway", "six=[fd00::1]", "seven:fd00::7"}}}, ep,
 			v4Names + v6Names + "10.0.0.9\tdb\n172.17.0.1\thost.docker.internal\nfd00::1\tsix\nfd00::7\tseven\n172.17.0.5\tweb\n"},
 		{"none", wire.Run{Hostname: "web", Net: wire.NetConfig{Mode: "none"}}, wire.Endpoint{}, v4Names + v6Names},

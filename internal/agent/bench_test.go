@@ -15,6 +15,8 @@ import (
 	"runkiri.com/kiri/internal/wire"
 )
 
+var pause, _ = time.ParseDuration(os.Getenv("KIRI_PAUSE"))
+
 // BenchmarkRun is the agent's part of `run --rm true`: from the Run frame to the Exited frame, over a real socket.
 func BenchmarkRun(b *testing.B) {
 	for _, mode := range []string{"none", "bridge"} {
@@ -44,6 +46,8 @@ func BenchmarkRun(b *testing.B) {
 			var starts, ends []time.Duration
 			cpu := r.cpuTime()
 			for b.Loop() {
+				// With KIRI_PAUSE the agent has the time between two runs to tidy up and prepare.
+				time.Sleep(pause)
 				s, e := one()
 				starts, ends = append(starts, s), append(ends, e)
 			}

@@ -9,6 +9,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"runkiri.com/kiri/internal/agent/cgroup"
+	"runkiri.com/kiri/internal/agent/launch"
 	"runkiri.com/kiri/internal/agent/network"
 )
 
@@ -21,12 +23,17 @@ type cellFS struct {
 	etc                   *etcFiles // nil: there are none, or not in this way
 
 	ptsAt, shmAt, mqueueAt *os.File // their places in dev
+	cgroupAt               *os.File // the place of the cgroup tree in sys; nil: this kernel has none
+	cgroups                []launch.MountAt
+
+	// together: what goes into dev and sys is mounted there already, and they are attached with it.
+	together bool
 }
 
 // defaultShm is the size of /dev/shm unless another is asked for, in bytes; Docker's.
 const defaultShm = 64 << 20
 
-func newCellFS(k cellKind, j joins) (_ *cellFS, err error) {
+func newCellFS(k cellKind, j joins, cg *cgroup.Cgroup) (_ *cellFS, err error) {
 	m := &cellFS{}
 	defer func() {
 		if err != nil {
@@ -71,15 +78,91 @@ func newCellFS(k cellKind, j joins) (_ *cellFS, err error) {
 		if m.sys, err = newMount("sysfs", unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC|unix.MOUNT_ATTR_RDONLY, "source=sysfs"); err != nil {
 			return nil, err
 		}
-	} else if m.sys, err = cloneTree(unix.AT_FDCWD, "/sys", false); err != nil { // a sysfs of the host's network is the host's
+	} else if m.sys, err = hostSys(); err != nil {
 		return nil, err
 	}
-	return m, nil
+	if m.cgroupAt, err = openPath(m.sys, "fs/cgroup"); isMissing(err) {
+		m.cgroupAt = nil
+	} else if err != nil {
+		return nil, err
+	}
+	if err = m.viewCgroup(cg, false); err != nil {
+		return nil, err
+	}
+	if !k.split {
+		m.together, err = m.assemble()
+	}
+	return m, err
+}
+
+// hostSys is a sysfs that shows the host's network.
+func hostSys() (*os.File, error) {
+	sys, err := cloneTree(unix.AT_FDCWD, "/sys", false)
+	if err != nil {
+		return nil, err
+	}
+	if err := setAttr(sys, false, unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY, Propagation: unix.MS_PRIVATE}); err != nil {
+		sys.Close()
+		return nil, err
+	}
+	return sys, nil
+}
+
+// viewCgroup prepares what the container sees of its cgroup at /sys/fs/cgroup.
+func (m *cellFS) viewCgroup(cg *cgroup.Cgroup, writable bool) error {
+	m.closeCgroups()
+	if m.cgroupAt == nil {
+		return nil
+	}
+	v1, err := cg.OpenV1("")
+	if err != nil {
+		return err
+	}
+	dirs := []launch.CgroupDir{{Dir: cg.FD()}}
+	for _, d := range v1 {
+		defer d.Close()
+		dirs = append(dirs, launch.CgroupDir{Name: d.Name, Dir: fdOf(d.File)})
+	}
+	if len(v1) > 0 {
+		dirs[0].Name = "unified"
+	}
+	m.cgroups, err = launch.CgroupView(m.cgroupAt, dirs, writable)
+	return err
+}
+
+func (m *cellFS) closeCgroups() {
+	for _, c := range m.cgroups {
+		c.Mount.Close()
+		if c.Target != m.cgroupAt {
+			c.Target.Close()
+		}
+	}
+	m.cgroups = nil
+}
+
+// assemble mounts the small mounts in the two large ones, so that a start attaches two trees and not a dozen mounts.
+// It tells whether the kernel does that to mounts that are attached nowhere (since Linux 6.15).
+func (m *cellFS) assemble() (bool, error) {
+	list := append([]launch.MountAt{{Mount: m.pts, Target: m.ptsAt}, {Mount: m.mqueue, Target: m.mqueueAt}}, m.cgroups...)
+	if m.shm != nil {
+		list = append(list, launch.MountAt{Mount: m.shm, Target: m.shmAt})
+	}
+	for i, c := range list {
+		err := unix.MoveMount(fdOf(c.Mount), "", fdOf(c.Target), "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH)
+		if err == unix.EINVAL && i == 0 {
+			return false, nil
+		}
+		if err != nil {
+			return false, fmt.Errorf("assembling the standard mounts: %w", err)
+		}
+	}
+	return true, nil
 }
 
 func (m *cellFS) close() {
 	m.etc.close()
-	closeAll([]*os.File{m.dev, m.pts, m.shm, m.mqueue, m.sys, m.ptsAt, m.shmAt, m.mqueueAt})
+	m.closeCgroups()
+	closeAll([]*os.File{m.dev, m.pts, m.shm, m.mqueue, m.sys, m.ptsAt, m.shmAt, m.mqueueAt, m.cgroupAt})
 }
 
 // visit calls fn with the calling thread in another mount namespace: the kernel copies a mount only for who is in its

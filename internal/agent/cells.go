@@ -36,11 +36,13 @@ type cell struct {
 type cellKind struct {
 	net string // "none", "bridge", "host" or "container"
 	ipc string // "" private, "none" private without /dev/shm, "host" or "container"
+	// split leaves /dev and /sys without what is mounted in them: something of the user's goes there instead.
+	split bool
 }
 
 // pooled are the kinds that are made ahead.
 func (k cellKind) pooled() bool {
-	return (k.net == "none" || k.net == "bridge") && k.ipc == ""
+	return (k.net == "none" || k.net == "bridge") && k.ipc == "" && !k.split
 }
 
 // joins are the processes whose namespaces a cell of an unusual kind joins.
@@ -175,7 +177,7 @@ func (s *cells) make(k cellKind, j joins, want *wire.NetConfig) (_ *cell, err er
 		if err := c.enter(j); err != nil {
 			return err
 		}
-		c.fs, err = newCellFS(k, j)
+		c.fs, err = newCellFS(k, j, c.cgroup)
 		return err
 	})
 	return c, err

@@ -292,7 +292,7 @@ func (r *rig) image() {
 	}
 	add(tar.Header{Name: "bin/busybox", Mode: 0o755, Typeflag: tar.TypeReg}, bb)
 	for _, l := range []string{"sh", "true", "cat", "echo", "sleep", "id", "seq", "dd", "tr", "stty", "tty", "ls", "grep", "printf", "kill", "mount",
-		"head", "yes", "usleep", "ps", "stat", "readlink", "hostname", "ip", "env", "wc", "touch", "mkdir", "mknod", "date", "sync", "od", "tail"} {
+		"head", "yes", "sort", "cut", "usleep", "ps", "stat", "readlink", "hostname", "ip", "env", "wc", "touch", "mkdir", "mknod", "date", "sync", "od", "tail"} {
 		add(tar.Header{Name: "bin/" + l, Typeflag: tar.TypeSymlink, Linkname: "busybox"}, nil)
 	}
 	add(tar.Header{Name: "etc/passwd", Mode: 0o644, Typeflag: tar.TypeReg}, []byte("root:x:0:0::/root:/bin/sh\nweb:x:1000:1000::/home/web:/bin/sh\n"))

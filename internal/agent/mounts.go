@@ -150,24 +150,30 @@ func (m *mounter) standard() error {
 		return err
 	}
 	m.add(mountEntry{target: "/dev", mount: fs.dev, at: dev, desc: "tmpfs on /dev"})
-	m.add(mountEntry{target: "/dev/pts", mount: fs.pts, at: fs.ptsAt, desc: "devpts on /dev/pts"})
-	shm := fs.shm
-	if r.ShmSize > 0 && r.ShmSize != defaultShm && m.cell.kind.ipc == "" {
-		if shm, err = newShm(r.ShmSize); err != nil {
+	m.add(mountEntry{target: "/sys", mount: fs.sys, at: sys, desc: "sysfs on /sys"})
+	if !fs.together {
+		m.add(mountEntry{target: "/dev/pts", mount: fs.pts, at: fs.ptsAt, desc: "devpts on /dev/pts"})
+		m.add(mountEntry{target: "/dev/mqueue", mount: fs.mqueue, at: fs.mqueueAt, desc: "mqueue on /dev/mqueue"})
+		if fs.shm != nil {
+			m.add(mountEntry{target: "/dev/shm", mount: fs.shm, at: fs.shmAt, desc: "tmpfs on /dev/shm"})
+		}
+		for _, c := range fs.cgroups { // "cgroup on /sys/fs/cgroup/memory"
+			_, target, _ := strings.Cut(c.Desc, " on ")
+			m.add(mountEntry{target: target, mount: c.Mount, at: c.Target, desc: c.Desc})
+		}
+	}
+	if r.ShmSize > 0 && r.ShmSize != defaultShm && m.cell.kind.ipc == "" { // over the one of usual size
+		shm, err := newShm(r.ShmSize)
+		if err != nil {
 			return err
 		}
-		m.keep(shm)
+		m.add(mountEntry{target: "/dev/shm", mount: m.keep(shm), at: fs.shmAt, desc: "tmpfs on /dev/shm"})
 	}
-	if shm != nil {
-		m.add(mountEntry{target: "/dev/shm", mount: shm, at: fs.shmAt, desc: "tmpfs on /dev/shm"})
-	}
-	m.add(mountEntry{target: "/dev/mqueue", mount: fs.mqueue, at: fs.mqueueAt, desc: "mqueue on /dev/mqueue"})
 	if r.Privileged {
 		if err := setAttr(fs.sys, true, unix.MountAttr{Attr_clr: unix.MOUNT_ATTR_RDONLY}); err != nil {
 			return err
 		}
 	}
-	m.add(mountEntry{target: "/sys", mount: fs.sys, at: sys, desc: "sysfs on /sys"})
 	if r.TTY {
 		// The other end of the terminal, so that programs find it under its usual name too. Before Linux 6.15 the
 		// mount it is in must be attached to be cloned; then /dev/console is left out.

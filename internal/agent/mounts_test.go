@@ -194,6 +194,35 @@ func TestMounts(t *testing.T) {
 			t.Errorf("got %q", got)
 		}
 	})
+	t.Run("cgroup", func(t *testing.T) {
+		script := `cd /sys/fs/cgroup; cat memory/memory.limit_in_bytes memory.max 2>/dev/null; cat pids/pids.max pids.max 2>/dev/null
+			cat unified/cgroup.procs cgroup.procs 2>/dev/null | grep -c 1; touch x 2>&1 | grep -c Read-only; cat /proc/self/cgroup | cut -d: -f3 | sort -u`
+		limit := int64(77)
+		for name, change := range map[string]func(*wire.Run){
+			"usual":   func(*wire.Run) {},
+			"devices": func(m *wire.Run) { m.DeviceRules = []string{"c 10:229 rwm"} },
+			"parent":  func(m *wire.Run) { m.CgroupParent = "/" + cgroupParent(r.execRoot())[1:] + "-p" },
+			"dev":     func(m *wire.Run) { m.Mounts = []wire.Mount{{Type: "bind", Source: "/dev", Target: "/dev"}} },
+		} {
+			m := sh(script)
+			m.Resources = wire.Resources{Memory: 40 << 20, PidsLimit: &limit}
+			change(m)
+			if got := r.said(t, m); !strings.HasPrefix(got, "41943040\n77\n1\n1\n/\n") {
+				t.Errorf("%s: %q", name, got)
+			}
+			if name == "parent" {
+				paths, _ := filepath.Glob("/sys/fs/cgroup/*" + m.CgroupParent)
+				waitFor(t, "the cgroup to go", func() bool {
+					for _, p := range append(paths, "/sys/fs/cgroup"+m.CgroupParent) {
+						if err := os.Remove(p); err != nil && !os.IsNotExist(err) {
+							return false
+						}
+					}
+					return true
+				})
+			}
+		}
+	})
 	t.Run("shm", func(t *testing.T) {
 		m := sh("grep ' /dev/shm ' /proc/mounts")
 		m.ShmSize = 32 << 20

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -193,10 +194,12 @@ func (a *Agent) started(c *container, cell *cell, root *root, plan *launch.Plan,
 	}
 	c.phase.Store(phaseRunning)
 	early.release()
+	// Before its end can be known: if others hold its pipes, that is when the end of the output is waited for.
+	if err := c.main.begin(); err != nil {
+		a.logf("container %s: %v", short(c.id), err)
+	}
 	if st := a.register(&c.main); st != nil {
 		go c.main.ended(*st)
-	} else if err := c.main.begin(); err != nil {
-		a.logf("container %s: %v", short(c.id), err)
 	}
 	go func() {
 		root.started()
@@ -290,6 +293,11 @@ func (a *Agent) takeCell(c *container) (*cell, error) {
 			return nil, err
 		}
 	}
+	// What changes the cgroup, or puts something in place of /dev or /sys, needs the standard mounts one by one.
+	k.split = m.CgroupParent != "" || needsDevices(m) || slices.ContainsFunc(m.Mounts, func(w wire.Mount) bool {
+		t := path.Clean("/" + w.Target)
+		return t == "/dev" || t == "/sys" || t == "/sys/fs"
+	})
 	cell, err := a.cells.take(k, j, &m.Net)
 	if err != nil || m.CgroupParent == "" {
 		return cell, err
@@ -328,11 +336,16 @@ func (a *Agent) namespaceOf(id, name string) (*os.File, error) {
 	return f, nil
 }
 
+// needsDevices tells whether a container has other device rules than the default ones.
+func needsDevices(m *wire.Run) bool {
+	return m.Privileged || len(m.Devices) > 0 || len(m.DeviceRules) > 0
+}
+
 // limit sets the limits and the device rules, and returns the device nodes to be made.
 func (a *Agent) limit(c *container, cell *cell) ([]device, error) {
 	m := c.run
 	var devices []device
-	if m.Privileged || len(m.Devices) > 0 || len(m.DeviceRules) > 0 {
+	if needsDevices(m) {
 		var err error
 		if devices, err = devicesOf(m); err != nil {
 			return nil, err
@@ -347,6 +360,11 @@ func (a *Agent) limit(c *container, cell *cell) ([]device, error) {
 			return nil, err
 		}
 		if err := cell.cgroup.JoinThread(cell.thread.TID()); err != nil {
+			return nil, err
+		}
+	}
+	if m.CgroupParent != "" || needsDevices(m) { // the cgroup is not the one the cell was made with
+		if err := cell.fs.viewCgroup(cell.cgroup, m.Privileged); err != nil {
 			return nil, err
 		}
 	}
@@ -369,7 +387,7 @@ func (a *Agent) runSpec(c *container, cell *cell, mounts *mounter) (*launch.Spec
 	if err != nil {
 		return nil, err
 	}
-	user, path := &found.user, found.path
+	user := &found.user
 	c.uid, c.gid, c.groups = user.UID, user.GID, user.Groups
 	env := m.Env
 	if !hasEnv(env, "HOME") {
@@ -389,7 +407,7 @@ func (a *Agent) runSpec(c *container, cell *cell, mounts *mounter) (*launch.Spec
 	spec := &launch.Spec{
 		Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWCGROUP, CgroupFD: cell.cgroup.FD(),
 		Root: c.root, Mounts: mounts.attached, Proc: mounts.proc, Masked: m.MaskedPaths, Readonly: m.ReadonlyPaths, Sysctls: m.Sysctls,
-		Args: m.Args, Env: env, Path: path, Cwd: cwd, UID: user.UID, GID: user.GID, Groups: user.Groups,
+		Args: m.Args, Env: env, Path: found.path, Cwd: cwd, UID: user.UID, GID: user.GID, Groups: user.Groups,
 		Caps: launch.CapsFor(caps, user.UID), NoNewPrivs: m.NoNewPrivs, Seccomp: c.seccomp, AppArmor: m.AppArmor,
 		Rlimits: rlimits(m.Rlimits), TTY: m.TTY,
 		Stdin: c.main.child[0], Stdout: c.main.child[1], Stderr: c.main.child[2],

@@ -374,7 +374,12 @@ func TestChanges(t *testing.T) {
 	if got, err := s.Changes(context.Background(), "never", layers, nil); err != nil || len(got) != 0 {
 		t.Errorf("of a container that never was: %q, %v", got, err)
 	}
-	mnt, p := mounted(t, s, "c", layers...)
+	mnt, err := s.MountWith("c", layers, MountOptions{MountPoints: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer mnt.Close()
+	p := fmt.Sprintf("/proc/self/fd/%d", fdOf(mnt))
 	check := func(targets []string, want ...string) {
 		t.Helper()
 		got, err := s.Changes(context.Background(), "c", layers, targets)
@@ -418,7 +423,7 @@ func TestChanges(t *testing.T) {
 	must(unix.Setxattr(p+"/capable", "security.capability", []byte{1, 0, 0, 2, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, 0))
 	must(os.Chmod(p+"/same", 0o644)) // copied up, and nothing else
 	check([]string{"/a/b/volume", "/cfg/file"},
-		"C /capable", "C /d", "C /d/e", "C /d/e/f", "D /d/g", "A /d/new", "C /dirtofile", "D /dirtofile/y", "C /etc", "A /etc/hostname",
+		"C /capable", "C /d", "C /d/e", "C /d/e/f", "D /d/g", "A /d/new", "C /dirtofile", "D /dirtofile/y", "C /etc", "C /etc/hostname",
 		"A /gone-below", "C /l", "C /moded", "A /new", "A /new/tree", "C /replaced", "A /replaced/n", "D /replaced/x", "D /second", "C /tofile", "A /tofile/in")
 	n, err := s.Size("c")
 	if want := int64(len("2") + len("back") + len("not empty") + len("same") + len("x")); err != nil || n != want {

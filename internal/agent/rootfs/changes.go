@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// placesOfOurs are what a container's start may create in its writable layer for mounts to sit on. Docker has them in
-// a layer of their own below it (its "init layer"), so they are no changes of the user's.
+// placesOfOurs are what a container's start creates in its writable layer for mounts to sit on, if neither the image
+// nor the layer of mount points under it shows them. They are no changes of the user's.
 var placesOfOurs = []string{"/dev", "/proc", "/sys", "/etc/hostname", "/etc/hosts", "/etc/resolv.conf", "/.dockerenv", "/run/.containerenv"}
 
 // Changes lists what a container changed against its layers, each path behind one letter as `docker diff` prints it:
@@ -35,7 +35,13 @@ func (s *Store) Changes(ctx context.Context, id string, layers, targets []string
 		return nil, fmt.Errorf("reading changes of container %s: %w", id, err)
 	}
 	defer unix.Close(upper)
-	lower, err := s.mountBelow(layers)
+	infos, err := s.lookup(layers)
+	if err != nil {
+		return nil, fmt.Errorf("reading changes of container %s: %w", id, err)
+	}
+	below := MountOptions{MountPoints: true}
+	o := overlay{store: s, lower: below.lower(infos), readonly: true}
+	lower, err := o.mount()
 	if err != nil {
 		return nil, fmt.Errorf("reading changes of container %s: %w", id, err)
 	}

@@ -182,3 +182,51 @@ func TestMountErrors(t *testing.T) {
 		}
 	}
 }
+
+// A root prepared ahead becomes a container's, once; what nobody claimed is gone, also after a crash.
+func TestPrepare(t *testing.T) {
+	s := newStore(t)
+	id := unpack(t, s, nil, dir("etc", 0o755), file("etc/hosts", "the image's"))
+	prepare := func() *Prepared {
+		t.Helper()
+		p, err := s.Prepare([]string{id}, MountOptions{Volatile: true, MountPoints: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	p := prepare()
+	at := fmt.Sprintf("/proc/self/fd/%d", fdOf(p.Mount))
+	wantNames(t, at, ".dockerenv", "dev", "etc", "proc", "sys")
+	wantContent(t, at+"/etc/hosts", "the image's")
+	if err := p.Claim("../c"); wire.ClassOf(err) != wire.Invalid {
+		t.Errorf("claimed for a path: %v", err)
+	}
+	if err := p.Claim("c"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(at+"/written", []byte("w"), 0o644); err != nil {
+		t.Error(err)
+	}
+	wantContent(t, s.ContainerDir("c")+"/upper/written", "w")
+	second := prepare()
+	if err := second.Claim("c"); !errors.Is(err, ErrTaken) {
+		t.Errorf("claimed twice: %v", err)
+	}
+	if err := second.Discard(); err != nil {
+		t.Error(err)
+	}
+	wantNames(t, filepath.Join(s.root, "containers"), "c")
+	prepare().Mount.Close() // an agent that crashed
+	next, err := OpenStore(s.root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	next.Close()
+	wantNames(t, filepath.Join(s.root, "containers"), "c")
+	p.Mount.Close()
+	if err := s.RemoveContainer("c"); err != nil {
+		t.Error(err)
+	}
+	wantNames(t, filepath.Join(s.root, "containers"))
+}

@@ -68,12 +68,15 @@ func (p *Prepared) Discard() error {
 
 // sweepPrepared deletes the roots that an earlier agent had prepared.
 func (s *Store) sweepPrepared() error {
-	left, err := filepath.Glob(filepath.Join(s.root, "containers", "+*"))
+	left, err := os.ReadDir(filepath.Join(s.root, "containers"))
 	if err != nil {
 		return err
 	}
 	for _, dir := range left {
-		if err := s.removeContainerDir(filepath.Base(dir)); err != nil {
+		if dir.Name()[0] != '+' {
+			continue
+		}
+		if err := s.removeContainerDir(dir.Name()); err != nil {
 			return err
 		}
 	}

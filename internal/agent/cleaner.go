@@ -88,10 +88,13 @@ func (a *Agent) active() {
 	q := &a.quiet
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.last, q.step = time.Now(), 0
+	q.last = time.Now()
 	if q.timer == nil {
 		q.timer = time.AfterFunc(quietSteps[0], a.whenQuiet)
+	} else if q.step > 0 { // it waits for a later step
+		q.timer.Reset(quietSteps[0])
 	}
+	q.step = 0
 }
 
 func (a *Agent) whenQuiet() {

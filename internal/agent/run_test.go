@@ -5,7 +5,9 @@ package agent
 import (
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"runkiri.com/kiri/internal/wire"
 )
@@ -107,4 +109,82 @@ func TestRun(t *testing.T) {
 			t.Errorf("second run ended with %+v", e)
 		}
 	})
+}
+
+// TestBurst starts many at once: each is its own, and all end.
+func TestBurst(t *testing.T) {
+	r := newRig(t)
+	r.start()
+	r.image()
+	const n = 100
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			m := r.spec("sh", "-c", fmt.Sprintf("echo %d; exit %d", i, i))
+			m.Remove = i%2 == 0
+			if i%3 == 0 {
+				m.Net.Mode = "bridge"
+			}
+			c, file := socketpair(t)
+			defer file.Close()
+			if _, err := r.conn.Call(r.ctx(), &wire.Attach{ID: m.ID, Stdout: true, Stream: true}, file); err != nil {
+				t.Error(err)
+				return
+			}
+			if _, err := r.tryRun(m); err != nil {
+				t.Errorf("run %d: %v", i, err)
+				return
+			}
+			out, _ := c.readAll(false)
+			if e := r.wait(m.ID); e.Code != i || out != fmt.Sprintln(i) {
+				t.Errorf("run %d: %q, %+v", i, out, e)
+			}
+		}()
+	}
+	wg.Wait()
+}
+
+// TestFailedStarts leaves nothing of starts that fail at any step: the check is the rig's own.
+func TestFailedStarts(t *testing.T) {
+	r := newRig(t)
+	r.start()
+	r.image()
+	long := strings.Repeat("x", 200000)
+	for name, change := range map[string]func(*wire.Run){
+		"id":          func(m *wire.Run) { m.ID = "../../etc" },
+		"no args":     func(m *wire.Run) { m.Args = nil },
+		"layer":       func(m *wire.Run) { m.Layers = []string{"sha256:" + newID()} },
+		"network":     func(m *wire.Run) { m.Net.Mode = "sideways" },
+		"log driver":  func(m *wire.Run) { m.Log.Driver = "splunk" },
+		"command":     func(m *wire.Run) { m.Args = []string{"/nope"} },
+		"user":        func(m *wire.Run) { m.User = "nobody-here" },
+		"directory":   func(m *wire.Run) { m.Cwd = "/etc/passwd" },
+		"mount":       func(m *wire.Run) { m.Mounts = []wire.Mount{{Type: "bind", Source: "/nope", Target: "/x"}} },
+		"capability":  func(m *wire.Run) { m.Caps = []string{"CAP_FLY"} },
+		"seccomp":     func(m *wire.Run) { m.Seccomp = "{" },
+		"rlimit":      func(m *wire.Run) { m.Rlimits = []wire.Rlimit{{Name: "patience", Soft: 1, Hard: 1}} },
+		"sysctl":      func(m *wire.Run) { m.Sysctls = map[string]string{"kernel.nothing": "1"} },
+		"memory":      func(m *wire.Run) { m.Resources.Memory = 1 << 20; m.Resources.MemorySwap = 1 },
+		"cpuset":      func(m *wire.Run) { m.Resources.CpusetCpus = "4000" },
+		"argument":    func(m *wire.Run) { m.Args = []string{"echo", long} },
+		"device":      func(m *wire.Run) { m.Devices = []wire.Device{{Source: "/etc/passwd", Target: "/dev/x", Access: "r"}} },
+		"ipc":         func(m *wire.Run) { m.IPC = newID() },
+		"not a group": func(m *wire.Run) { m.Groups = []string{"nobody-here"} },
+	} {
+		m := r.spec("true")
+		change(m)
+		started := time.Now()
+		_, err := r.conn.Call(r.ctx(), m)
+		if err == nil {
+			t.Errorf("%s: it started", name)
+			r.created = append(r.created, m.ID)
+		}
+		if d := time.Since(started); d > 5*time.Second {
+			t.Errorf("%s: the error took %v", name, d)
+		}
+		t.Logf("%s: %v", name, err)
+		r.conn.Call(r.ctx(), &wire.Remove{ID: m.ID})
+	}
 }

@@ -305,6 +305,10 @@ func (e *Engine) save(c *ctr) error {
 	return nil
 }
 
+// saveDelay is how long a change that the agent can tell of again waits to be written: most containers that are run to
+// be removed are gone by then and never cost the second file.
+const saveDelay = 100 * time.Millisecond
+
 // saveSoon queues the record to be written in the background: for what a daemon that dies at once can learn again
 // from the agent. acks are sent to the agent once it is written.
 func (e *Engine) saveSoon(c *ctr, acks ...*wire.Ack) {
@@ -316,58 +320,73 @@ func (e *Engine) saveSoon(c *ctr, acks ...*wire.Ack) {
 		c.dirty = true
 		s.queue = append(s.queue, c)
 	}
-	if !s.running {
-		s.running = true
-		go e.runSaver()
+	if !s.busy {
+		s.busy = true
+		delay := saveDelay
+		if s.hurry {
+			delay = 0
+		}
+		s.timer = time.AfterFunc(delay, e.runSaver)
 	}
 }
 
-// saver writes records in the background; while its queue is empty it has no goroutine. Its mu guards ctr.dirty too.
+// saver writes records in the background; while its queue is empty it has no goroutine and no timer. Its mu guards
+// ctr.dirty too.
 type saver struct {
-	mu      sync.Mutex
-	queue   []*ctr
-	acks    []*wire.Ack
-	running bool
-	idle    *sync.Cond // signalled when running becomes false
+	mu    sync.Mutex
+	queue []*ctr
+	acks  []*wire.Ack
+	busy  bool // there is something in the queue, or being written
+	timer *time.Timer
+	hurry bool       // do not wait any more: the engine is being closed
+	idle  *sync.Cond // signalled when busy becomes false
 }
 
+// runSaver writes what has come together.
 func (e *Engine) runSaver() {
 	s := &e.saver
-	for {
-		s.mu.Lock()
-		if len(s.queue) == 0 && len(s.acks) == 0 {
-			s.running = false
-			s.queue, s.acks = nil, nil
-			s.idle.Broadcast()
-			s.mu.Unlock()
-			return
+	s.mu.Lock()
+	queue, acks := s.queue, s.acks
+	s.queue, s.acks = nil, nil
+	for _, c := range queue {
+		c.dirty = false
+	}
+	s.mu.Unlock()
+	failed := map[string]bool{}
+	for _, c := range queue {
+		if err := e.save(c); err != nil {
+			failed[c.id] = true
+			e.log.Error("a container's state is not on disk", "container", c.id, "error", err)
 		}
-		queue, acks := s.queue, s.acks
-		s.queue, s.acks = nil, nil
-		for _, c := range queue {
-			c.dirty = false
+	}
+	for _, a := range acks {
+		if !failed[a.ID] { // the agent will repeat what was not recorded
+			e.ack(a)
 		}
-		s.mu.Unlock()
-		failed := map[string]bool{}
-		for _, c := range queue {
-			if err := e.save(c); err != nil {
-				failed[c.id] = true
-				e.log.Error("a container's state is not on disk", "container", c.id, "error", err)
-			}
-		}
-		for _, a := range acks {
-			if !failed[a.ID] { // the agent will repeat what was not recorded
-				e.ack(a)
-			}
-		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case len(s.queue)+len(s.acks) == 0:
+		s.busy, s.timer = false, nil
+		s.idle.Broadcast()
+	case s.hurry:
+		go e.runSaver()
+	default:
+		s.timer = time.AfterFunc(saveDelay, e.runSaver)
 	}
 }
 
-// drain waits until everything queued is written.
-func (s *saver) drain() {
+// drainSaver writes what is queued now, and waits until nothing is left.
+func (e *Engine) drainSaver() {
+	s := &e.saver
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for s.running {
+	s.hurry = true
+	if s.busy && s.timer.Stop() {
+		go e.runSaver()
+	}
+	for s.busy {
 		s.idle.Wait()
 	}
 }

@@ -220,7 +220,7 @@ func startError(err error) error {
 	switch {
 	case errors.Is(err, syscall.EISDIR) && !strings.Contains(text, syscall.EACCES.Error()):
 		text += ": " + syscall.EACCES.Error()
-	case errors.Is(err, syscall.ENOTDIR):
+	case errors.Is(err, syscall.ENOTDIR) && !strings.Contains(text, "Are you trying to mount"):
 		text += ": Are you trying to mount a directory onto a file (or vice-versa)? Check if the specified host path exists and is the expected type"
 	}
 	return &failure{class: class, text: text, cause: err}

@@ -386,7 +386,7 @@ func (e *Engine) Close(ctx context.Context) error {
 		e.stopHealth(c)
 	}
 	waitFor(ctx, e.background.wait)
-	waitFor(ctx, e.saver.drain)
+	waitFor(ctx, e.drainSaver)
 	e.events.close()
 	return e.release()
 }

@@ -268,6 +268,10 @@ func TestOneAgent(t *testing.T) {
 	if err != nil || !strings.HasPrefix(link, "/memfd:kiri-init") {
 		t.Errorf("the agent runs from %q, %v", link, err)
 	}
+	// Containers with an init run it too: their root must not take the right to execute it away.
+	if err := unix.Chmod(fmt.Sprintf("/proc/%d/exe", r.cmd.Process.Pid), 0); err != unix.EPERM {
+		t.Errorf("taking the right to execute the agent away: %v", err)
+	}
 	var st unix.Stat_t
 	if err := unix.Stat(filepath.Join(r.execRoot(), SocketName), &st); err != nil || st.Mode&0o777 != 0o600 {
 		t.Errorf("socket has mode %o, %v", st.Mode, err)

@@ -22,6 +22,7 @@ type cellFS struct {
 	shm                   *os.File  // nil: none
 	etc                   *etcFiles // nil: there are none, or not in this way
 
+	null                   *os.File // dev's null device, open for reading and writing
 	ptsAt, shmAt, mqueueAt *os.File // their places in dev
 	cgroupAt               *os.File // the place of the cgroup tree in sys; nil: this kernel has none
 	cgroups                []launch.MountAt
@@ -43,6 +44,11 @@ func newCellFS(k cellKind, j joins, cg *cgroup.Cgroup) (_ *cellFS, err error) {
 	if m.dev, err = newDev(); err != nil {
 		return nil, err
 	}
+	null, err := unix.Openat(fdOf(m.dev), "null", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, fmt.Errorf("opening /dev/null: %w", err)
+	}
+	m.null = os.NewFile(uintptr(null), "null device")
 	for name, at := range map[string]**os.File{"pts": &m.ptsAt, "shm": &m.shmAt, "mqueue": &m.mqueueAt} {
 		if *at, err = openPath(m.dev, name); err != nil {
 			return nil, err
@@ -162,7 +168,7 @@ func (m *cellFS) assemble() (bool, error) {
 func (m *cellFS) close() {
 	m.etc.close()
 	m.closeCgroups()
-	closeAll([]*os.File{m.dev, m.pts, m.shm, m.mqueue, m.sys, m.ptsAt, m.shmAt, m.mqueueAt, m.cgroupAt})
+	closeAll([]*os.File{m.dev, m.null, m.pts, m.shm, m.mqueue, m.sys, m.ptsAt, m.shmAt, m.mqueueAt, m.cgroupAt})
 }
 
 // visit calls fn with the calling thread in another mount namespace: the kernel copies a mount only for who is in its

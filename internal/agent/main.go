@@ -129,11 +129,16 @@ func Seal() error {
 	if _, err := io.Copy(mem, exe); err != nil {
 		return fmt.Errorf("copying this program to a memfd: %w", err)
 	}
-	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals); err != nil {
-		return fmt.Errorf("sealing the memfd: %w", err)
-	}
 	if err := unix.Fchmod(fd, 0o755); err != nil {
 		return fmt.Errorf("making the memfd executable: %w", err)
+	}
+	// With --init the file is PID 1 of a container, whose root could take the mode away from everybody.
+	_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals|unix.F_SEAL_EXEC)
+	if err == unix.EINVAL { // before Linux 6.3
+		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals)
+	}
+	if err != nil {
+		return fmt.Errorf("sealing the memfd: %w", err)
 	}
 	env := append(os.Environ(), sealedEnv+"=1")
 	return fmt.Errorf("executing the memfd: %w", execFD(fd, os.Args, env))

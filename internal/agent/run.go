@@ -410,7 +410,7 @@ func (a *Agent) runSpec(c *container, cell *cell, mounts *mounter) (*launch.Spec
 		Args: m.Args, Env: env, Path: found.path, Cwd: cwd, UID: user.UID, GID: user.GID, Groups: user.Groups,
 		Caps: launch.CapsFor(caps, user.UID), NoNewPrivs: m.NoNewPrivs, Seccomp: c.seccomp, AppArmor: m.AppArmor,
 		Rlimits: rlimits(m.Rlimits), TTY: m.TTY,
-		Stdin: c.main.child[0], Stdout: c.main.child[1], Stderr: c.main.child[2],
+		Stdin: c.main.child[0], Stdout: c.main.child[1], Stderr: c.main.child[2], Null: cell.fs.null,
 	}
 	if m.OOMScoreAdj != 0 {
 		spec.OOMScoreAdj = &m.OOMScoreAdj

@@ -60,6 +60,7 @@ type compiler struct {
 	err    error
 
 	emptyDir *os.File // the first empty directory of the masked paths; the plan's
+	ownNull  *os.File // made because Null is nil; the plan's
 }
 
 var noWord = word{kind: wordNone}
@@ -279,9 +280,8 @@ func (c *compiler) stdio() {
 	for i, f := range []*os.File{c.Stdin, c.Stdout, c.Stderr} {
 		name := [...]string{"stdin", "stdout", "stderr"}[i]
 		if f == nil {
-			f, name = devNull(), "/dev/null"
+			f, name = c.nullDevice(), "/dev/null"
 			if f == nil {
-				c.fail(wire.Errorf(wire.Internal, "open %s: not there", os.DevNull))
 				return
 			}
 		}
@@ -297,15 +297,6 @@ func (c *compiler) stdio() {
 		p.add("set up stdio", "", unix.SYS_DUP3, from[i], num(i), num(0))
 	}
 }
-
-// devNull is the host's null device for stdio that is not given, opened once; nil if there is none.
-var devNull = sync.OnceValue(func() *os.File {
-	f, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	if err != nil {
-		return nil
-	}
-	return f
-})
 
 // closeFrom closes every descriptor from fd on: nothing of the host stays open beyond stdio.
 func (c *compiler) closeFrom(fd int) {

@@ -170,7 +170,7 @@ func (c *compiler) skip(l label) {
 	s.alt, s.only = c.p.here(), unix.ENOENT
 }
 
-// mask hides a path: a file under /dev/null, a directory under an empty read-only one.
+// mask hides a path: a file under the null device, a directory under an empty read-only one.
 //
 // Entries of /proc and /sys are the same in every instance, so whether one is a file, a directory or not there at all
 // is looked up now, on the host's. What others are only the child can see, in the mounts it has attached.
@@ -184,11 +184,17 @@ func (c *compiler) mask(name string) {
 		if err := unix.Lstat(name, &st); err != nil {
 			return // not in this kernel
 		}
-		var mnt word
-		var ok bool
 		if st.Mode&unix.S_IFMT != unix.S_IFDIR {
-			mnt, ok = c.null()
-		} else if mnt, ok = c.emptyOfProc(name); !ok {
+			dir, rel, first := c.place(what, name)
+			if first == noLabel {
+				first = p.here()
+			}
+			c.cover(name, dir, rel)
+			c.skip(first)
+			return
+		}
+		mnt, ok := c.emptyOfProc(name)
+		if !ok {
 			mnt, ok = c.empty()
 		}
 		if !ok {
@@ -202,10 +208,6 @@ func (c *compiler) mask(name string) {
 		c.skip(first)
 		return
 	}
-	null, ok := c.null()
-	if !ok {
-		return
-	}
 	empty, ok := c.empty()
 	if !ok {
 		return
@@ -216,15 +218,9 @@ func (c *compiler) mask(name string) {
 	covered := p.here()
 	p.add(what, name, unix.SYS_MOVE_MOUNT, empty, p.str(""), dir, rel, to)
 	p.steps[isDir].alt, p.steps[isDir].only = p.here(), unix.ENOTDIR
-	p.add(what, name, unix.SYS_MOVE_MOUNT, null, p.str(""), dir, rel, to)
+	c.cover(name, dir, rel)
 	p.steps[covered].zero = p.here()
 	c.skip(first)
-}
-
-// null is a detached mount of the host's null device.
-func (c *compiler) null() (word, bool) {
-	f, err := nullMount()
-	return c.prepared(f, "null device", err)
 }
 
 // emptyOfProc is a mount of an empty directory that the container's proc has anyway, which saves the making of a file
@@ -282,19 +278,6 @@ func (c *compiler) prepared(f *os.File, name string, err error) (word, bool) {
 	}
 	c.plan.own = append(c.plan.own, f)
 	return c.p.file(f, name), true
-}
-
-func nullMount() (*os.File, error) {
-	fd, err := unix.OpenTree(unix.AT_FDCWD, os.DevNull, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_SYMLINK_NOFOLLOW)
-	if err != nil {
-		return nil, fmt.Errorf("open_tree %s: %w", os.DevNull, err)
-	}
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFCHR || st.Rdev != unix.Mkdev(1, 3) {
-		unix.Close(fd)
-		return nil, fmt.Errorf("%s is not the null device: %w", os.DevNull, errors.Join(err, unix.ENODEV))
-	}
-	return os.NewFile(uintptr(fd), "null device"), nil
 }
 
 func emptyMount() (*os.File, error) {

@@ -114,7 +114,12 @@ func containerOn(t testing.TB, low string, args ...string) *Spec {
 	sys := mountFS(t, "sysfs", nil, unix.MOUNT_ATTR_RDONLY|unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC)
 	dev := mountFS(t, "tmpfs", map[string]string{"mode": "755", "size": "65536k"}, unix.MOUNT_ATTR_NOSUID)
 	must(t, unix.Mknodat(fdOf(dev), "null", unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))))
+	null, err := unix.Openat(fdOf(dev), "null", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	must(t, err)
+	nullFile := os.NewFile(uintptr(null), "null")
+	t.Cleanup(func() { nullFile.Close() })
 	s := &Spec{
+		Null:       nullFile,
 		Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC | unix.CLONE_NEWNET | unix.CLONE_NEWCGROUP,
 		Root:       root,
 		Proc:       openIn(t, root, "proc"),

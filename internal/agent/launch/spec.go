@@ -33,7 +33,7 @@ type Spec struct {
 	Mounts    []MountAt // attached in this order
 	Proc      *os.File  // O_PATH of the directory that /proc is mounted on; nil: no /proc
 	ProcMount *os.File  // detached proc to use for it, needed without CLONE_NEWPID (see ProcMount); nil: made by the child
-	Masked    []string  // absolute paths hidden under /dev/null or an empty directory; missing ones are skipped
+	Masked    []string  // absolute paths hidden under Null or an empty directory; missing ones are skipped
 	Readonly  []string  // absolute paths made read-only; missing ones are skipped
 	Sysctls   map[string]string
 
@@ -57,10 +57,14 @@ type Spec struct {
 	Hostname    string // needs CLONE_NEWUTS
 	Domainname  string
 
-	// Stdio. nil is /dev/null of the host. The files are put into blocking mode, as os/exec does.
+	// Stdio. nil is a null device. The files are put into blocking mode, as os/exec does.
 	Stdin, Stdout, Stderr *os.File
-	TTY                   bool     // Stdin becomes the controlling terminal
-	Init                  *os.File // program to run as PID 1 over the command (--init): the agent's own sealed memfd
+	// Null is the null device in the /dev that is among Mounts, open for reading and writing. It hides the masked files
+	// and stands for stdio that is not given. It must never be the host's, whose mode and owner root in the container
+	// could then change for everybody. nil is one made for this process alone, which can hide no file before Linux 6.15.
+	Null *os.File
+	TTY  bool     // Stdin becomes the controlling terminal
+	Init *os.File // program to run as PID 1 over the command (--init): the agent's own sealed memfd
 }
 
 // MountAt is one prepared mount and where it goes.

@@ -128,7 +128,12 @@ func makeTemplate(base uint64, socket int) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	loop, start, fix := loopProgram(base, socket, unmap)
+	null, err := newNull()
+	if err != nil {
+		return 0, err
+	}
+	defer null.Close()
+	loop, start, fix := loopProgram(base, socket, fdOf(null), unmap)
 	if 8*loop.memSize() > areaStatus {
 		return 0, fmt.Errorf("its program has %d bytes: too many", 8*loop.memSize())
 	}

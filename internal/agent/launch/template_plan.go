@@ -196,12 +196,12 @@ func msghdr(iov word, iovlen int, control word, controllen int) []word {
 }
 
 // loopProgram is the template's own: take a request, make the first process, tidy, again. It ends when the socket's
-// other end is closed. start is where it begins, in the memory that is the agent's until the rest has been unmapped.
+// other end is closed. null becomes its stdio. start is where it begins, in the memory that is the agent's until the rest has been unmapped.
 //
 // A request is a header (program length, clone flags, cgroup descriptor, nonce) with the descriptors, and then the
 // size of the control buffer, which the kernel overwrites at each receive, and the program. Each part is received
 // right where it is used.
-func loopProgram(base uint64, socket int, unmap [][2]uint64) (p *program, start label, fix func(mem []uint64)) {
+func loopProgram(base uint64, socket, null int, unmap [][2]uint64) (p *program, start label, fix func(mem []uint64)) {
 	p = &program{}
 	control := p.bytes(make([]byte, controlSize))
 	args := p.words(num(0), num(0), num(0), num(0), num(0), num(0), num(0), num(0), num(0), num(0), num(0))
@@ -227,7 +227,7 @@ func loopProgram(base uint64, socket int, unmap [][2]uint64) (p *program, start 
 	p.add("", "", unix.SYS_FCNTL, num(socket), num(unix.F_DUPFD), num(fdFirst)).to = sock
 	p.add("", "", unix.SYS_DUP3, slot(sock), num(fdRequests), num(unix.O_CLOEXEC))
 	for fd := range 3 {
-		p.add("", "", unix.SYS_DUP3, num(fdOf(devNull())), num(fd), num(0)).alt = p.here()
+		p.add("", "", unix.SYS_DUP3, num(null), num(fd), num(0)).alt = p.here()
 	}
 	p.add("", "", unix.SYS_CLOSE_RANGE, num(fdRequests+1), num(math.MaxUint32), num(0))
 	p.add("", "", unix.SYS_PRCTL, num(unix.PR_SET_DUMPABLE), num(0))

@@ -61,6 +61,10 @@ func main() {
 		}
 	case "write":
 		check(os.WriteFile(args[1], []byte(args[2]), 0o644))
+	case "chmod": // MODE PATH...
+		for _, f := range args[2:] {
+			check(os.Chmod(f, os.FileMode(number(args[1]))))
+		}
 	case "ls":
 		l, err := os.ReadDir(args[1])
 		check(err)

@@ -123,8 +123,8 @@ func (e *Engine) exited(m *wire.Exited) {
 }
 
 // removeExited removes an --rm container that has ended: the record is unlinked, the name is free, those who wait are
-// answered; what is on the agent's disk goes in the background, and with it the agent's memory of the exit, so that a
-// daemon that dies in between finds it again. op is held.
+// answered. The agent deletes what it has by itself (Run.Remove), in the background, and remembers the exit until it is
+// acknowledged, so that a daemon that dies in between hears of it again. op is held.
 func (e *Engine) removeExited(c *ctr, ack *wire.Ack) {
 	if err := e.forgetContainer(c, true); err != nil {
 		e.log.Error("removing a container that has ended", "container", c.id, "error", err)
@@ -135,7 +135,7 @@ func (e *Engine) removeExited(c *ctr, ack *wire.Ack) {
 		e.saveSoon(c, ack)
 		return
 	}
-	e.clean(c.id, ack)
+	e.ack(ack)
 }
 
 // autoRemove removes an --rm container that did not start.

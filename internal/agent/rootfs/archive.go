@@ -202,6 +202,7 @@ type packer struct {
 	links       map[place]string
 	mount       uint64 // with contentOnly: the only mount whose content is packed
 	contentOnly bool
+	shallow     bool // directories without what is in them
 	chunk       []byte
 }
 
@@ -313,7 +314,7 @@ func (w *packer) dir(fd int, h *tar.Header, covered bool, depth int) error {
 			return err
 		}
 	}
-	if covered {
+	if covered || w.shallow {
 		return nil
 	}
 	entries, err := readDir(dir)

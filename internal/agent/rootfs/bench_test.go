@@ -63,7 +63,8 @@ func benchLayer(b *testing.B) string {
 }
 
 // BenchmarkUnpack compares one layer's Unpack, durable at its end, with tar -x of the same file and the sync that
-// makes it durable.
+// makes it durable. Nothing is deleted before the end: ext4 looks at every inode that was freed in the last minutes
+// when it makes a new one (recently_deleted, up to 70 % of the time of a tar -x after an rm -r of the same tree).
 func BenchmarkUnpack(b *testing.B) {
 	layer := benchLayer(b)
 	for _, tool := range []string{"gzip", "zstd"} {
@@ -73,8 +74,10 @@ func BenchmarkUnpack(b *testing.B) {
 	}
 	for _, form := range []string{"", ".gz", ".zst"} {
 		b.Run("kiri"+form, func(b *testing.B) {
-			s := newStore(b)
 			for b.Loop() {
+				b.StopTimer()
+				s := newStore(b)
+				b.StartTimer()
 				in, err := os.Open(layer + form)
 				if err != nil {
 					b.Fatal(err)
@@ -85,11 +88,6 @@ func BenchmarkUnpack(b *testing.B) {
 					b.Fatal(err)
 				}
 				b.SetBytes(r.Size)
-				b.StopTimer()
-				if err := s.RemoveLayer(r.DiffID); err != nil {
-					b.Fatal(err)
-				}
-				b.StartTimer()
 			}
 		})
 		for _, sync := range []bool{false, true} {
@@ -107,11 +105,6 @@ func BenchmarkUnpack(b *testing.B) {
 							b.Fatal(err)
 						}
 					}
-					b.StopTimer()
-					if err := os.RemoveAll(dir); err != nil {
-						b.Fatal(err)
-					}
-					b.StartTimer()
 				}
 			})
 		}

@@ -20,42 +20,62 @@ var placesOfOurs = []string{"/dev", "/proc", "/sys", "/etc/hostname", "/etc/host
 // file capability is another; a directory if its mode or owner is, or if something in it is changed. Empty files and
 // directories that were made only as places for mounts are left out: the usual ones and those in targets.
 func (s *Store) Changes(ctx context.Context, id string, layers, targets []string) ([]string, error) {
+	upper, changes, err := s.diff(ctx, id, layers, targets)
+	if err != nil {
+		return nil, fmt.Errorf("reading changes of container %s: %w", id, err)
+	}
+	if upper >= 0 {
+		unix.Close(upper)
+	}
+	return changes, nil
+}
+
+// diff is Changes, and returns a descriptor of the writable layer; -1 if there is none, for it was never started.
+func (s *Store) diff(ctx context.Context, id string, layers, targets []string) (upper int, changes []string, err error) {
 	if err := validID(id); err != nil {
-		return nil, err
+		return -1, nil, err
 	}
 	c := differ{ctx: ctx, ignore: map[string]bool{}}
 	for _, p := range slices.Concat(placesOfOurs, targets) {
 		c.ignore[path.Clean("/"+p)] = true
 	}
-	upper, err := openat(unix.AT_FDCWD, s.ContainerDir(id)+"/upper", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+	upper, err = openat(unix.AT_FDCWD, s.ContainerDir(id)+"/upper", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if err == unix.ENOENT {
-		return nil, nil // it was never started
+		return -1, nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("reading changes of container %s: %w", id, err)
+		return -1, nil, err
 	}
-	defer unix.Close(upper)
+	if err := c.against(s, upper, layers); err != nil {
+		unix.Close(upper)
+		return -1, nil, err
+	}
+	return upper, c.out, nil
+}
+
+// against compares the writable layer with what is below it.
+func (c *differ) against(s *Store, upper int, layers []string) error {
 	infos, err := s.lookup(layers)
 	if err != nil {
-		return nil, fmt.Errorf("reading changes of container %s: %w", id, err)
+		return err
 	}
 	below := MountOptions{MountPoints: true}
 	o := overlay{store: s, lower: below.lower(infos), readonly: true}
 	lower, err := o.mount()
 	if err != nil {
-		return nil, fmt.Errorf("reading changes of container %s: %w", id, err)
+		return err
 	}
 	defer lower.Close()
 	root, err := openat(fdOf(lower), ".", unix.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
-		return nil, fmt.Errorf("reading changes of container %s: %w", id, err)
+		return err
 	}
 	defer unix.Close(root)
-	if _, err := c.dir("", upper, root, 0); err != nil {
-		return nil, fmt.Errorf("reading changes of container %s: %w", id, err)
+	if _, err := c.dir("", upper, root, false, 0); err != nil {
+		return err
 	}
 	slices.SortFunc(c.out, func(a, b string) int { return strings.Compare(a[2:], b[2:]) })
-	return c.out, nil
+	return nil
 }
 
 type differ struct {
@@ -67,7 +87,8 @@ type differ struct {
 func (c *differ) note(kind byte, p string) { c.out = append(c.out, string(kind)+" "+p) }
 
 // dir compares a directory of the writable layer with the same one below, -1 if there is none. found: it has changes.
-func (c *differ) dir(p string, upper, lower, depth int) (found bool, err error) {
+// opaque: one above it hides all that is below, and overlayfs marks only the topmost of them.
+func (c *differ) dir(p string, upper, lower int, opaque bool, depth int) (found bool, err error) {
 	if err := c.ctx.Err(); err != nil {
 		return false, context.Cause(c.ctx)
 	}
@@ -78,16 +99,17 @@ func (c *differ) dir(p string, upper, lower, depth int) (found bool, err error) 
 	if err != nil {
 		return false, err
 	}
+	opaque = opaque || isOpaque(upper)
 	there := make(map[string]bool, len(entries))
 	for _, e := range entries {
 		there[e.name] = true
-		some, err := c.entry(p+"/"+e.name, e.name, upper, lower, depth)
+		some, err := c.entry(p+"/"+e.name, e.name, upper, lower, opaque, depth)
 		if err != nil {
 			return false, err
 		}
 		found = found || some
 	}
-	if lower >= 0 && isOpaque(upper) {
+	if lower >= 0 && opaque {
 		gone, err := readDir(lower)
 		if err != nil {
 			return false, err
@@ -109,7 +131,7 @@ func isOpaque(fd int) bool {
 }
 
 // entry compares one name.
-func (c *differ) entry(p, name string, upper, lower, depth int) (found bool, err error) {
+func (c *differ) entry(p, name string, upper, lower int, opaque bool, depth int) (found bool, err error) {
 	var now, was unix.Stat_t
 	if err := fstatat(upper, name, &now); err == unix.ENOENT {
 		return false, nil // gone meanwhile: the container runs
@@ -133,7 +155,7 @@ func (c *differ) entry(p, name string, upper, lower, depth int) (found bool, err
 	isDir, wasDir := now.Mode&unix.S_IFMT == unix.S_IFDIR, existed && was.Mode&unix.S_IFMT == unix.S_IFDIR
 	at := len(c.out)
 	if isDir {
-		if found, err = c.below(p, name, upper, lower, wasDir, depth); err != nil {
+		if found, err = c.below(p, name, upper, lower, wasDir, opaque, depth); err != nil {
 			return false, err
 		}
 	} else if wasDir { // what was in it is gone
@@ -166,7 +188,7 @@ func (c *differ) leadsToOurs(p string) bool {
 }
 
 // below compares the content of a directory.
-func (c *differ) below(p, name string, upper, lower int, wasDir bool, depth int) (bool, error) {
+func (c *differ) below(p, name string, upper, lower int, wasDir, opaque bool, depth int) (bool, error) {
 	const flags = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW
 	up, err := openat(upper, name, flags, 0)
 	if isMissing(err) || err == unix.ELOOP {
@@ -183,7 +205,7 @@ func (c *differ) below(p, name string, upper, lower int, wasDir bool, depth int)
 		}
 		defer unix.Close(low)
 	}
-	return c.dir(p, up, low, depth+1)
+	return c.dir(p, up, low, opaque, depth+1)
 }
 
 // allGone notes everything directly in a directory below as deleted.

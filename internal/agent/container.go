@@ -85,14 +85,22 @@ type process struct {
 	exited *wire.Exited
 }
 
-// signal sends a signal by the pidfd, so that it can only reach this very process.
+// signal sends a signal by the pidfd, so that it can only reach this very process. An exec that is killed takes its
+// process group with it: a health check that hangs would leave what it has started behind, one more with each try.
 func (p *process) signal(sig int) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.done || p.pidfd == nil {
 		return wire.Errorf(wire.Conflict, "process of container %s is not running", short(p.c.id))
 	}
-	if err := unix.PidfdSendSignal(int(p.pidfd.Fd()), unix.Signal(sig), nil, 0); err != nil {
+	err := unix.EINVAL
+	if p.exec != "" && sig == int(unix.SIGKILL) {
+		err = pidfdSignal(p.pidfd, sig, pidfdSignalProcessGroup) // Linux 6.9
+	}
+	if err == unix.EINVAL {
+		err = pidfdSignal(p.pidfd, sig, 0)
+	}
+	if err != 0 {
 		if err == unix.ESRCH {
 			return wire.Errorf(wire.Conflict, "process of container %s is not running: %w", short(p.c.id), err)
 		}
@@ -102,6 +110,14 @@ func (p *process) signal(sig int) error {
 		return wire.Errorf(wire.Internal, "sending signal %d to container %s: %w", sig, short(p.c.id), err)
 	}
 	return nil
+}
+
+const pidfdSignalProcessGroup = 1 << 2 // PIDFD_SIGNAL_PROCESS_GROUP
+
+func pidfdSignal(pidfd *os.File, sig, flags int) unix.Errno {
+	err := unix.PidfdSendSignal(int(pidfd.Fd()), unix.Signal(sig), nil, flags)
+	errno, _ := err.(unix.Errno)
+	return errno
 }
 
 func (p *process) isDone() bool {

@@ -80,7 +80,8 @@ func (a *Agent) execRequest(_ context.Context, m *wire.Exec, f *wire.Frame) (_ *
 		if s, err = newStream(a.loop, file, m.Framed && !m.TTY); err != nil {
 			return nil, err
 		}
-		undo.add(s.close)
+		// The daemon says on it what went wrong.
+		undo.add(s.letGo)
 		s.want = [2]bool{m.Stdout || m.TTY, m.Stderr && !m.TTY}
 		p.connect(s, m.Stdin, m.DetachKeys, m.Buffered)
 	}

@@ -240,6 +240,17 @@ func (s *stream) close() {
 	s.closeLocked()
 }
 
+// letGo gives back a stream that was not started: the connection goes on, for whoever else holds it.
+func (s *stream) letGo() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.fd < 0 {
+		return
+	}
+	unix.Close(s.fd)
+	s.fd, s.queue = -1, nil
+}
+
 func (s *stream) closeLocked() {
 	if s.fd < 0 {
 		return

@@ -4,11 +4,14 @@ package agent
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"runkiri.com/kiri/internal/wire"
 )
@@ -274,6 +277,43 @@ func TestExec(t *testing.T) {
 		file.Close()
 		if wire.ClassOf(err) != wire.NoCommand {
 			t.Errorf("got %v", err)
+		}
+	})
+	t.Run("no working directory", func(t *testing.T) {
+		// Found out by the process itself. The connection stays whole: its other holder says on it what went wrong.
+		c, file := socketpair(t)
+		defer file.Close()
+		_, err := r.conn.Call(r.ctx(), &wire.Exec{ID: m.ID, Exec: newID(), Args: []string{"true"}, Cwd: "/none", Stdout: true, Stdin: true}, file)
+		if !errors.Is(err, unix.ENOENT) {
+			t.Errorf("got %v", err)
+		}
+		if _, err := io.WriteString(file, "why"); err != nil {
+			t.Errorf("telling the client: %v", err)
+		}
+		file.Close()
+		if out, _ := c.readAll(false); out != "why" {
+			t.Errorf("the client got %q", out)
+		}
+	})
+	t.Run("killed with its children", func(t *testing.T) {
+		e := &wire.Exec{ID: m.ID, Exec: newID(), Args: []string{"sh", "-c", "sleep 1000 & echo $!; wait"}, Stdout: true}
+		c, file := socketpair(t)
+		if _, err := r.conn.Call(r.ctx(), e, file); err != nil {
+			t.Fatal(err)
+		}
+		file.Close()
+		line := make([]byte, 20)
+		n, _ := c.conn.Read(line)
+		child := strings.TrimSpace(string(line[:n]))
+		if _, err := r.conn.Call(r.ctx(), &wire.Signal{ID: m.ID, Exec: e.Exec, Signal: 9}); err != nil {
+			t.Fatal(err)
+		}
+		if x := r.wait(e.Exec); x.Code != 137 {
+			t.Errorf("ended with %+v", x)
+		}
+		out, _, _ := exec(t, &wire.Exec{Args: []string{"sh", "-c", "grep -v Z /proc/" + child + "/stat || echo gone"}, User: "0"})
+		if !strings.Contains(out, "gone") {
+			t.Errorf("its child %q: %q", child, out)
 		}
 	})
 	t.Run("detached", func(t *testing.T) {

@@ -10,8 +10,10 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime/debug"
+	"time"
 
 	"golang.org/x/sys/unix"
+	"runkiri.com/kiri/internal/timerslack"
 )
 
 // Main is `kiri-init agent`: it runs until a daemon retires it or SIGTERM comes, and returns the exit code. Containers
@@ -73,7 +75,10 @@ func runAgent(cfg Config) error {
 		return fmt.Errorf("becoming a subreaper: %w", err)
 	}
 	unix.Umask(0o022)
-	debug.SetGCPercent(50)
+	debug.SetGCPercent(200) // 8 MB between collections; what is left over goes back when it is quiet
+	if err := timerslack.Relax(time.Millisecond); err != nil {
+		return err
+	}
 	lock, err := Lock(cfg.ExecRoot)
 	if err != nil {
 		return err

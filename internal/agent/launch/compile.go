@@ -14,6 +14,7 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+	"runkiri.com/kiri/internal/timerslack"
 	"runkiri.com/kiri/internal/wire"
 )
 
@@ -230,6 +231,8 @@ func (c *compiler) limits() {
 			num(0), shown(uint64(nr), "RLIMIT_"+strings.ToUpper(l.Name)), data(lim), num(0))
 	}
 	p.add("set umask", "", unix.SYS_UMASK, shown(0o022, "022"))
+	// The agent lets its own timers be late, and children inherit that.
+	p.add("give timers the usual slack", "", unix.SYS_PRCTL, shown(unix.PR_SET_TIMERSLACK, "PR_SET_TIMERSLACK"), num(int(timerslack.Usual)))
 }
 
 func showLimit(v uint64) string {

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -21,6 +22,7 @@ import (
 type benchFlags struct {
 	runs, warmup, together        int
 	image, network, command, only string
+	path                          string
 	json, rootfs, machine         string
 	sockets                       []string
 }
@@ -41,6 +43,7 @@ func cmdBench() *command {
 			f.StringVar(&b.command, "command", "true", "The command to run in it")
 			f.StringVar(&b.network, "network", "none", "The network each container gets: none or bridge")
 			f.StringVar(&b.only, "only", "", "Measure one engine: kiri, docker, desktop, orbstack, podman, colima, rancher or a --socket name")
+			f.StringVar(&b.path, "path", "", "Measure one path: api, docker or kiri (the two commands)")
 			f.StringArrayVar(&b.sockets, "socket", nil, "Add an engine, or say where one listens: name=path")
 			f.StringVar(&b.json, "json", "", "Write the results to this file, in the form of bench/results.json")
 			f.IntVar(&b.together, "together", 0, "Also start this many containers at once on each engine")
@@ -58,6 +61,11 @@ func (c *cli) bench(b *benchFlags) error {
 	if b.runs < 1 || b.warmup < 0 || b.together < 0 {
 		return errors.New("--runs wants at least 1, --warmup and --together at least 0")
 	}
+	paths := map[string]bench.Path{"": "", "api": bench.PathAPI, "docker": bench.PathCLI, "kiri": bench.PathKiri}
+	one, ok := paths[b.path]
+	if !ok {
+		return fmt.Errorf("--path %s: want api, docker or kiri", b.path)
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
 	path, _ := strings.CutPrefix(c.Host(), "unix://")
@@ -66,16 +74,10 @@ func (c *cli) bench(b *benchFlags) error {
 		return err
 	}
 	if b.only != "" {
-		var one []bench.Engine
-		for _, e := range engines {
-			if e.Key == b.only {
-				one = append(one, e)
-			}
-		}
-		if len(one) == 0 {
+		engines = slices.DeleteFunc(engines, func(e bench.Engine) bool { return e.Key != b.only })
+		if len(engines) == 0 {
 			return fmt.Errorf("--only %s: no such engine answers on its socket; --socket %s=PATH says where it listens", b.only, b.only)
 		}
-		engines = one
 	}
 	if len(engines) == 0 {
 		return fmt.Errorf("no engine answers on its socket; kiri's own is expected at %s (start it with `kiri daemon`)", path)
@@ -93,7 +95,7 @@ func (c *cli) bench(b *benchFlags) error {
 		defer floor.Close()
 	}
 	rows, err := bench.Lifecycle(ctx, engines, bench.Options{
-		Runs: b.runs, Warmup: b.warmup, Image: b.image, Network: b.network, Command: b.command, Floor: floor, Progress: c.benchProgress(),
+		Runs: b.runs, Warmup: b.warmup, Image: b.image, Network: b.network, Command: b.command, Floor: floor, Only: one, Progress: c.benchProgress(),
 	})
 	if err != nil {
 		return err

@@ -33,6 +33,7 @@ type Options struct {
 	Network string // "none" or "bridge"
 	Command string // "true", found in the image's PATH
 	Floor   *Floor // if not nil, measured in the same rounds
+	Only    Path   // "" is every path
 	// Progress, if not nil, is called before each round with its number (1 to Warmup+Runs).
 	Progress func(round, rounds int)
 }
@@ -59,6 +60,9 @@ func Lifecycle(ctx context.Context, engines []Engine, o Options) ([]*Row, error)
 	var rows []*Row
 	var subjects []subject
 	add := func(e Engine, p Path, run func(context.Context) error) {
+		if o.Only != "" && o.Only != p {
+			return
+		}
 		r := &Row{Engine: e, Path: p}
 		rows = append(rows, r)
 		subjects = append(subjects, subject{r, run})

@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"runtime/debug"
 	"strings"
 	"sync"
@@ -40,6 +41,7 @@ func runDaemon(ctx context.Context, args []string) error {
 		return nil
 	}
 	debug.SetGCPercent(gcPercent)
+	runtime.GOMAXPROCS(max(8, runtime.NumCPU())) // as in the agent: some threads wait for the disk, requests must not
 	d := &daemon{args: args, cfg: cfg, level: new(slog.LevelVar)}
 	d.level.Set(cfg.Level())
 	d.log = newLogger(os.Stderr, cfg.LogFormat, d.level)

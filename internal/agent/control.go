@@ -233,17 +233,6 @@ func (a *Agent) remove(m *wire.Remove) (*wire.Frame, error) {
 	return okOr(a.store.RemoveContainer(m.ID))
 }
 
-func (a *Agent) changes(m *wire.Changes) (*wire.Frame, error) {
-	if !m.Size {
-		return nil, wire.Errorf(wire.Unsupported, "listing the changes of a container is not built yet")
-	}
-	n, err := a.store.Size(m.ID)
-	if err != nil {
-		return nil, err
-	}
-	return &wire.Frame{Msg: &wire.ChangesReply{Size: n}}, nil
-}
-
 func (a *Agent) unpack(ctx context.Context, m *wire.Unpack, f *wire.Frame) (*wire.Frame, error) {
 	stream := f.Take(0)
 	if stream == nil {

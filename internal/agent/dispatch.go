@@ -26,7 +26,9 @@ import (
 //	Attach, Logs Only move bytes. What a client or a container keeps waiting is bounded (maxQueue, maxEarly).
 //	Plan         Text.
 //	Remove       Deletes below the container's own directory, by descriptors that follow no link; refused while it runs.
-//	Archive      Resolves inside the root (rootfs).
+//	Archive, Changes
+//	             Resolve inside the root by descriptor (rootfs). The root of a container that does not run is mounted
+//	             for the request alone, detached from everything.
 //	Unpack       In a child that has nothing but the layer's directory (rootfs).
 //	Layers, RemoveLayer, Volume, RemoveVolume
 //	             Names are checked by rootfs before they become file names.
@@ -81,9 +83,9 @@ func (s *session) Request(ctx context.Context, f *wire.Frame) (*wire.Frame, erro
 	case *wire.Remove:
 		return a.remove(m)
 	case *wire.Archive:
-		return nil, wire.Errorf(wire.Unsupported, "copying files in and out of containers is not built yet")
+		return a.archiveRequest(ctx, m, f)
 	case *wire.Changes:
-		return a.changes(m)
+		return a.changes(ctx, m, f)
 	case *wire.Unpack:
 		return a.unpack(ctx, m, f)
 	case *wire.Layers:

@@ -42,8 +42,7 @@ type output struct {
 	mu      sync.Mutex // guards all below
 	src     [2]source
 	sinks   []*stream
-	logDir  string // where the log goes; "" for no log
-	logPath string
+	logPath string // "" for no log
 	policy  logPolicy
 	dir     string // where spools go
 	commit  func(logPosition) error
@@ -80,12 +79,30 @@ func (o *output) setLog(path, dir string, policy logPolicy, commit func(logPosit
 	o.logPath, o.dir, o.policy, o.commit = path, dir, policy, commit
 }
 
-// add gives the output a source; fd must be non-blocking and becomes the output's. A terminal's master stays the
-// caller's in so far as others write to it: it is closed when it ends or at finish.
+// add gives the output a source, and begins to read it; fd must be non-blocking and becomes the output's.
 func (o *output) add(i, fd int) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.src[i].fd = fd
+	return o.watch(i)
+}
+
+// begin begins to read the sources that are there.
+func (o *output) begin() error {
+	o.mu.Lock() // the first that has something may end both
+	defer o.mu.Unlock()
+	for i := range o.src {
+		if o.src[i].fd >= 0 {
+			if err := o.watch(i); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (o *output) watch(i int) error {
+	fd := o.src[i].fd
 	w, err := o.loop.watch(fd, watchRead, func(uint32) {
 		o.first.CompareAndSwap(0, int32(i)+1)
 		o.task.kick()

@@ -140,16 +140,7 @@ func (s *stdio) resize(height, width uint32) error {
 }
 
 // begin begins to read the output.
-func (s *stdio) begin() error {
-	for i := range s.out.src {
-		if fd := s.out.src[i].fd; fd >= 0 {
-			if err := s.out.add(i, fd); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
+func (s *stdio) begin() error { return s.out.begin() }
 
 // closeChild closes the process's side.
 func (s *stdio) closeChild() {

@@ -246,11 +246,13 @@ func (l *link) call(ctx context.Context, m wire.Message, files ...*os.File) (*wi
 // repeatable tells whether doing m twice is doing it once.
 func repeatable(m wire.Message) bool {
 	switch m := m.(type) {
-	case *wire.Freeze, *wire.Update, *wire.Resize, *wire.Stats, *wire.Top, *wire.Plan, *wire.Remove, *wire.Changes,
+	case *wire.Freeze, *wire.Update, *wire.Resize, *wire.Stats, *wire.Top, *wire.Plan, *wire.Remove,
 		*wire.Layers, *wire.RemoveLayer, *wire.Volume, *wire.RemoveVolume, *wire.Logs:
 		return true
 	case *wire.Signal:
 		return m.Signal == sigKill
+	case *wire.Changes:
+		return m.Size // half a list may be out
 	}
 	return false
 }

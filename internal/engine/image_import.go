@@ -53,7 +53,7 @@ func (s *images) importTar(ctx context.Context, opts ImportOptions, r io.Reader,
 	defer s.begin()()
 	hold := s.newHold()
 	s.importing.RLock()
-	layer, reply, err := s.importLayer(ctx, r, hold)
+	layer, reply, err := s.importLayer(ctx, r, &wire.Unpack{Import: true}, hold)
 	s.importing.RUnlock()
 	if err != nil || s.skipped.Swap(false) {
 		if err != nil {
@@ -121,8 +121,8 @@ func (s *images) compose(cfg *dockerspec.DockerOCIImage, layers []ocispec.Descri
 	return s.read(desc)
 }
 
-// importLayer stores an archive as a layer's blob and has it unpacked.
-func (s *images) importLayer(ctx context.Context, r io.Reader, hold *hold) (ocispec.Descriptor, *wire.UnpackReply, error) {
+// importLayer stores an archive as a layer's blob and has it unpacked as m says. s.importing is held for reading.
+func (s *images) importLayer(ctx context.Context, r io.Reader, m *wire.Unpack, hold *hold) (ocispec.Descriptor, *wire.UnpackReply, error) {
 	fail := func(err error) (ocispec.Descriptor, *wire.UnpackReply, error) {
 		return ocispec.Descriptor{}, nil, err
 	}
@@ -148,7 +148,7 @@ func (s *images) importLayer(ctx context.Context, r io.Reader, hold *hold) (ocis
 	if err != nil {
 		return fail(err)
 	}
-	u, err := s.startUnpacking(ctx, &wire.Unpack{Import: true})
+	u, err := s.startUnpacking(ctx, m)
 	if err != nil {
 		w.discard()
 		return fail(err)

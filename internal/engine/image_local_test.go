@@ -23,6 +23,7 @@ import (
 	"runkiri.com/kiri/internal/record"
 	"runkiri.com/kiri/internal/registry"
 	rt "runkiri.com/kiri/internal/registry/registrytest"
+	"runkiri.com/kiri/internal/wire"
 )
 
 // importTar imports an archive of one file.
@@ -454,7 +455,7 @@ func TestSweep(t *testing.T) {
 		t.Fatal(err)
 	}
 	hold := b.s.newHold()
-	if _, _, err := b.s.importLayer(context.Background(), bytes.NewReader(rt.Tar(rt.File{Name: "stray", Body: []byte("s")})), hold); err != nil {
+	if _, _, err := b.s.importLayer(context.Background(), bytes.NewReader(rt.Tar(rt.File{Name: "stray", Body: []byte("s")})), &wire.Unpack{Import: true}, hold); err != nil {
 		t.Fatal(err)
 	}
 	parts := filepath.Join(b.dir, "content", "ingest")

@@ -516,15 +516,17 @@ func (m *Remove) Fields(c *Coder) { c.Str(&m.ID) }
 
 // Archive moves a tree in or out of a container as a tar stream on descriptor 0. With Put the stream is read and
 // unpacked at Path (a directory), else Path is written to it; with Stat only the answer matters and there is no stream.
+// The answer, ArchiveReply, comes when all is done.
 type Archive struct {
 	ID                   string
-	Spec                 *Run // how to mount the root file system if the container does not run
+	Spec                 *Run // layers, mounts, user: how to mount the root if the container does not run; nil: Conflict then
 	Path                 string
 	Put                  bool
 	Stat                 bool
 	CopyUIDGID           bool
 	NoOverwriteDirNonDir bool
 	Export               bool // the whole root, as `docker export`: mounts left out
+	Layer                bool // what was changed against Spec.Layers, as the tar of a layer
 }
 
 func (*Archive) Kind() Kind { return KindArchive }
@@ -537,6 +539,7 @@ func (m *Archive) Fields(c *Coder) {
 	c.Bool(&m.CopyUIDGID)
 	c.Bool(&m.NoOverwriteDirNonDir)
 	c.Bool(&m.Export)
+	c.Bool(&m.Layer)
 }
 
 // ArchiveReply describes the file at Path.
@@ -557,27 +560,28 @@ func (m *ArchiveReply) Fields(c *Coder) {
 	c.Str(&m.LinkTarget)
 }
 
-// Changes asks what a container changed against its image.
+// Changes asks what a container changed against its image. The list, which has no limit, is written to descriptor 0:
+// paths, each behind a letter and a blank (C changed, A added, D deleted) and with a NUL at its end.
 type Changes struct {
 	ID   string
-	Size bool // count the writable layer's bytes instead of listing names
+	Size bool // count the writable layer's bytes instead; no descriptor then
+	Spec *Run // its layers and mounts, if the container does not run
 }
 
 func (*Changes) Kind() Kind { return KindChanges }
 func (m *Changes) Fields(c *Coder) {
 	c.Str(&m.ID)
 	c.Bool(&m.Size)
+	Opt(c, &m.Spec, func(c *Coder, r *Run) { r.Fields(c) })
 }
 
-// ChangesReply lists paths, each behind one letter: C changed, A added, D deleted.
+// ChangesReply comes when the list is written.
 type ChangesReply struct {
-	Paths []string
-	Size  int64 // bytes of the writable layer, with Changes.Size
+	Size int64 // bytes of the writable layer, with Changes.Size
 }
 
 func (*ChangesReply) Kind() Kind { return KindChangesReply }
 func (m *ChangesReply) Fields(c *Coder) {
-	c.Strs(&m.Paths)
 	c.I64(&m.Size)
 }
 

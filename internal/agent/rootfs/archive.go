@@ -406,11 +406,18 @@ func (w *packer) content(file int, size int64) error {
 
 // send writes size bytes of a file without bringing them here where the kernel can do that.
 func (w *packer) send(file int, size int64) error {
-	out := fdOf(w.out) // blocking from here on
+	out := fdOf(w.out)
 	for off := int64(0); off < size; {
 		n, err := unix.Sendfile(out, file, &off, int(min(size-off, 1<<20)))
 		switch {
 		case err == unix.EINTR:
+		case err == unix.EAGAIN: // who shares the description has made it non-blocking
+			if err := retry(func() error {
+				_, err := unix.Poll([]unix.PollFd{{Fd: int32(out), Events: unix.POLLOUT}}, -1)
+				return err
+			}); err != nil {
+				return fmt.Errorf("sending: %w", err)
+			}
 		case err == unix.EINVAL || err == unix.ENOSYS: // a file system or a pipe that cannot (pipes: before Linux 5.12)
 			if w.chunk == nil {
 				w.chunk = make([]byte, packBuffer)

@@ -164,7 +164,7 @@ func validateNamespaces(config *container.Config, h *container.HostConfig) error
 			return invalid("conflicting options: port exposing and the container type network mode")
 		}
 	}
-	return nil
+	return validateSysctls(h)
 }
 
 func validateExtraHost(s string) error {

@@ -238,10 +238,21 @@ func (r *files) attach(list []mountEntry, at string) error {
 		noNesting.Store(true)
 	}
 	// In a mount namespace then, which nobody is in.
+	return inNewThread(func() error { return r.nestInNamespace(list, at) })
+}
+
+// inNewThread runs do in a thread that ends afterwards, whatever do has made of it.
+func inNewThread(do func() error) error {
 	done := make(chan error)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with this goroutine
-		done <- r.nestInNamespace(list, at)
+		runtime.LockOSThread()
+		if unix.Gettid() == unix.Getpid() { // the main thread never ends; while it is held here, do gets another
+			err := inNewThread(do)
+			runtime.UnlockOSThread()
+			done <- err
+			return
+		}
+		done <- do() // locked until the goroutine's end, and so the thread's
 	}()
 	return <-done
 }

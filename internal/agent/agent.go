@@ -45,6 +45,9 @@ type Agent struct {
 	roots   roots
 	cleaner cleaner
 	quiet   quiet
+	calm    calm
+
+	sandboxes sandboxes
 
 	mu         sync.Mutex
 	containers map[string]*container

@@ -54,6 +54,8 @@ type cells struct {
 	a      *Agent
 	prefix string // of cgroup names: those of an agent never meet those that an earlier one left
 
+	making chan struct{} // full while as many are being made at once as pays
+
 	mu    sync.Mutex // guards what is below
 	count uint64
 	pools map[cellKind]*pool
@@ -65,6 +67,10 @@ type pool struct {
 	filling bool
 }
 
+// makers is how many cells are made at once. Making one takes locks that are the whole kernel's (rtnl, mounts), so
+// that more of them only stand in each other's way.
+const makers = 2
+
 // poolSize is how many cells of a kind are kept ready once one has been asked for.
 const poolSize = 4
 
@@ -72,6 +78,7 @@ func (s *cells) init(a *Agent) {
 	s.a = a
 	s.prefix = strconv.FormatInt(time.Now().UnixNano()/1e6, 36) + "-"
 	s.pools = map[cellKind]*pool{}
+	s.making = make(chan struct{}, makers)
 }
 
 // take gives a ready cell, or makes one.
@@ -109,6 +116,7 @@ func (s *cells) refill() {
 
 func (s *cells) fill(k cellKind, p *pool) {
 	for {
+		s.a.calm.wait()
 		c, err := s.make(k, joins{}, &wire.NetConfig{Mode: k.net})
 		s.mu.Lock()
 		if err != nil || s.pools[k] != p { // drained in the meantime
@@ -147,6 +155,8 @@ func (s *cells) drain() {
 
 // make makes a cell, in the order that lets each piece be born in the one before it.
 func (s *cells) make(k cellKind, j joins, want *wire.NetConfig) (_ *cell, err error) {
+	s.making <- struct{}{}
+	defer func() { <-s.making }()
 	c := &cell{kind: k}
 	defer func() {
 		if err != nil {
@@ -214,13 +224,11 @@ func (c *cell) enter(j joins) error {
 	return c.cgroup.JoinThread(0)
 }
 
-// used closes what of a cell a started container does not need any more. The container has the rest.
+// used closes what of a cell a started container does not need any more. The container has the rest, the descriptor of
+// the network namespace too.
 func (s *cells) used(c *cell) {
 	c.thread.Close()
 	c.fs.close()
-	if c.sandbox != nil {
-		c.sandbox.NS.Close()
-	}
 }
 
 // discard takes a cell apart that no container has used.

@@ -21,6 +21,7 @@ type cleaner struct {
 
 const (
 	cleanWorkers = 2
+	cleanBehind  = 64  // containers waiting at which calm moments are not waited for
 	cleanBacklog = 256 // containers waiting to be taken apart at which starts wait
 )
 
@@ -43,7 +44,11 @@ func (w *cleaner) work() {
 		c := w.queue[0]
 		w.queue[0] = nil
 		w.queue = w.queue[1:]
+		behind := len(w.queue) >= cleanBehind
 		w.mu.Unlock()
+		if !behind {
+			c.a.calm.wait()
+		}
 		c.clean()
 		w.mu.Lock()
 		w.room.Broadcast()

@@ -40,6 +40,7 @@ type container struct {
 	state     *state
 	root      *os.File // the root mount, for looking things up; nil after adoption
 	mounts    *os.File // its mount namespace: while we hold it the exit need not wait for the unmounts
+	netns     *os.File // its network namespace, if it has one of its own; nil after adoption
 	pts       *os.File // its devpts, if anything in it had a terminal from us; nil after adoption
 	uid, gid  uint32
 	groups    []uint32

@@ -174,8 +174,13 @@ func (c *container) clean() {
 			c.a.logf("container %s: removing its cgroup: %v", short(c.id), err)
 		}
 	}
-	if c.endpoint.Address != "" {
-		c.a.net.Release(c.endpoint)
+	if len(c.endpoint.Ports) > 0 { // free again at once
+		closeAll([]*os.File{c.netns})
+		if err := c.a.net.Release(c.endpoint); err != nil {
+			c.a.logf("container %s: %v", short(c.id), err)
+		}
+	} else {
+		c.a.endSandbox(c.netns, c.endpoint)
 	}
 	c.mu.Lock()
 	keep := c.keep

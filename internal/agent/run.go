@@ -58,6 +58,8 @@ func (a *Agent) runRequest(_ context.Context, m *wire.Run) (_ *wire.Frame, err e
 	}
 	undo.add(func() { a.unreserve(c) })
 
+	a.calm.begin()
+	defer a.calm.end()
 	cell, err := a.takeCell(c)
 	if err != nil {
 		return nil, err
@@ -66,7 +68,7 @@ func (a *Agent) runRequest(_ context.Context, m *wire.Run) (_ *wire.Frame, err e
 	c.cgroup, c.dir, c.state = cell.cgroup, cell.dir, cell.state
 	tr.step("cell")
 	if cell.sandbox != nil {
-		c.endpoint = cell.sandbox.Endpoint
+		c.endpoint, c.netns = cell.sandbox.Endpoint, cell.sandbox.NS
 		if len(m.Net.Ports) > 0 {
 			if c.endpoint.Ports, err = a.net.Publish(cell.sandbox, m.Net.Ports); err != nil {
 				return nil, err

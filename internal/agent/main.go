@@ -136,22 +136,34 @@ func Seal() error {
 	}
 	mem := os.NewFile(uintptr(fd), "kiri-init")
 	defer mem.Close()
-	if _, err := io.Copy(mem, exe); err != nil {
+	// By read and write: pages that are spliced in may stay pinned for a while, and pinned pages cannot be sealed.
+	if _, err := io.Copy(struct{ io.Writer }{mem}, struct{ io.Reader }{exe}); err != nil {
 		return fmt.Errorf("copying this program to a memfd: %w", err)
 	}
 	if err := unix.Fchmod(fd, 0o755); err != nil {
 		return fmt.Errorf("making the memfd executable: %w", err)
 	}
 	// With --init the file is PID 1 of a container, whose root could take the mode away from everybody.
-	_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals|unix.F_SEAL_EXEC)
+	err = addSeals(fd, seals|unix.F_SEAL_EXEC)
 	if err == unix.EINVAL { // before Linux 6.3
-		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals)
+		err = addSeals(fd, seals)
 	}
 	if err != nil {
 		return fmt.Errorf("sealing the memfd: %w", err)
 	}
 	env := append(os.Environ(), sealedEnv+"=1")
 	return fmt.Errorf("executing the memfd: %w", execFD(fd, os.Args, env))
+}
+
+// addSeals seals a memfd. The kernel says EBUSY when it has found pages in use five times over; on a busy machine who
+// moves pages about may hold one for a moment, so that is no answer yet.
+func addSeals(fd, seals int) (err error) {
+	for range 20 {
+		if _, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals); err != unix.EBUSY {
+			return err
+		}
+	}
+	return err
 }
 
 const (

@@ -60,6 +60,10 @@ type Agent struct {
 	retired    chan struct{}          // closed when the agent is to end; nil before Serve and after
 }
 
+// initProgram is what --init runs as PID 1 in a container: this program. Only a test, whose own binary may need a dynamic
+// loader that no image has, says otherwise.
+var initProgram = "/proc/self/exe"
+
 // New opens what is there below the roots and finds what an earlier agent left. Nothing listens yet.
 func New(cfg Config) (a *Agent, err error) {
 	a = &Agent{
@@ -78,7 +82,7 @@ func New(cfg Config) (a *Agent, err error) {
 	if err := os.MkdirAll(a.stateRoot(), 0o700); err != nil {
 		return nil, fmt.Errorf("making the exec root: %w", err)
 	}
-	if a.self, err = os.Open("/proc/self/exe"); err != nil {
+	if a.self, err = os.Open(initProgram); err != nil {
 		return nil, fmt.Errorf("opening this program: %w", err)
 	}
 	if a.loop, err = newLoop(); err != nil {

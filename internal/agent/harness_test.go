@@ -35,11 +35,30 @@ func TestMain(m *testing.M) {
 	case os.Args[0] == launch.InitName:
 		os.Exit(launch.InitMain(os.Args))
 	case len(os.Args) > 1 && os.Args[1] == "agent":
+		if p := os.Getenv("KIRI_TEST_INIT"); p != "" {
+			initProgram = p
+		}
 		os.Exit(Main(os.Args[2:], "test"))
 	case len(os.Args) > 1 && os.Args[1] == "unpack":
 		os.Exit(rootfs.UnpackMain())
 	}
-	os.Exit(m.Run())
+	os.Exit(func() int {
+		// Under the race detector this binary is dynamic, so the real one is the container's init.
+		dir, err := os.MkdirTemp("", "kiri-init-")
+		if err != nil {
+			fmt.Println(err)
+			return 1
+		}
+		defer os.RemoveAll(dir)
+		c := exec.Command("go", "build", "-o", dir+"/", "../../cmd/kiri-init")
+		c.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := c.CombinedOutput(); err != nil {
+			fmt.Printf("building kiri-init: %v\n%s", err, out)
+			return 1
+		}
+		os.Setenv("KIRI_TEST_INIT", dir+"/kiri-init")
+		return m.Run()
+	}())
 }
 
 // need skips the test where it cannot run, or fails with KIRI_MUST=1.

@@ -9,7 +9,7 @@ FUZZTIME ?= 20s
 
 # The checkout may belong to somebody else than root, who runs make; the directory is trusted here because its Makefile runs already.
 GIT      := git -c safe.directory=$(CURDIR)
-VERSION  ?= $(shell $(GIT) describe --tags --always --dirty --match 'v*' 2>/dev/null || cat VERSION 2>/dev/null || echo 0.1.0-dev)
+VERSION  ?= $(shell $(GIT) describe --tags --dirty --match 'v*' 2>/dev/null || cat VERSION 2>/dev/null || echo 0.1.0-dev)
 COMMIT   ?= $(shell $(GIT) rev-parse --short HEAD 2>/dev/null)
 # The date of the commit, so that one commit gives one binary.
 DATE     ?= $(shell $(GIT) show -s --format=%cI HEAD 2>/dev/null)

@@ -19,7 +19,7 @@ import (
 // counter prints numbers for ever, in batches, and ends with a code when stop is called.
 func (r *rig) counter(code int) *wire.Run {
 	m := r.spec("sh", "-c", fmt.Sprintf(
-		"i=1; while [ ! -e /ctl/stop ]; do j=0; while [ $j -lt 20 ]; do echo line $i; i=$((i+1)); j=$((j+1)); done; usleep 2000; done; exit %d", code))
+		"i=1; while [ ! -e /ctl/stop ]; do j=0; while [ $j -lt 20 ]; do echo line $i; i=$((i+1)); j=$((j+1)); done; usleep 10000; done; exit %d", code))
 	return r.withControl(m)
 }
 
@@ -82,7 +82,7 @@ func TestKillAgent(t *testing.T) {
 	for i := range n {
 		m := r.counter(i)
 		if i%4 == 0 {
-			m.Log.Options = map[string]string{"max-size": "200k", "max-file": "100"}
+			m.Log.Options = map[string]string{"max-size": "200k", "max-file": "5000"}
 		}
 		pids[m.ID] = r.run(m).PID
 		list = append(list, m.ID)

@@ -47,7 +47,7 @@ func TestPullKilled(t *testing.T) {
 			cmd.Stdout, cmd.Stderr = &out, &out
 			started := make(chan struct{})
 			// The server sends so much and then waits until the client is dead.
-			front.Hold = func(r *http.Request) (int64, func()) {
+			hold := func(r *http.Request) (int64, func()) {
 				if !strings.HasSuffix(r.URL.Path, blob) {
 					return -1, nil
 				}
@@ -62,6 +62,7 @@ func TestPullKilled(t *testing.T) {
 					<-r.Context().Done()
 				}
 			}
+			front.Change(func() { front.Hold = hold })
 			err := cmd.Start()
 			if err != nil {
 				t.Fatal(err)
@@ -72,7 +73,7 @@ func TestPullKilled(t *testing.T) {
 			if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
 				t.Fatalf("the pulling process: %v\n%s", err, out.String())
 			}
-			front.Hold = nil
+			front.Change(func() { front.Hold = nil })
 			b.open()
 			if list, err := b.s.list(ImageListOptions{}); err != nil || len(list) != 0 {
 				t.Errorf("a half image is there: %+v, %v", list, err)

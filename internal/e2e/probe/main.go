@@ -20,7 +20,7 @@ import (
 )
 
 var verbs = map[string]func([]string) error{
-	"status": status, "fds": fds, "cwd": cwd, "mounts": mounts, "access": access, "unshare": unshare,
+	"status": status, "cwd": cwd, "mounts": mounts, "access": access, "unshare": unshare,
 	"count": count, "flood": flood, "lines": lines, "exit": exit, "memhog": memhog, "ignore": ignore, "mknod": mknod,
 }
 
@@ -57,21 +57,6 @@ func status([]string) error {
 		m["ns:"+ns], _ = os.Readlink("/proc/self/ns/" + ns)
 	}
 	return json.NewEncoder(os.Stdout).Encode(m)
-}
-
-// fds prints every open descriptor and what it is, one a line, without the one used to look.
-func fds([]string) error {
-	entries, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		return err
-	}
-	for _, e := range entries {
-		target, err := os.Readlink("/proc/self/fd/" + e.Name())
-		if err == nil && !strings.HasPrefix(target, "/proc/") && !strings.HasPrefix(target, "anon_inode:[event") {
-			fmt.Println(e.Name(), target)
-		}
-	}
-	return nil
 }
 
 func cwd([]string) error {

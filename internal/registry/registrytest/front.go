@@ -75,12 +75,20 @@ func (f *Front) Reset() {
 	clear(f.asked)
 }
 
+// Change changes the front's fields while requests from another process may come.
+func (f *Front) Change(set func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	set()
+}
+
 // ServeHTTP implements http.Handler.
 func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	f.mu.Lock()
 	f.asked[r.Method+" "+r.URL.Path]++
+	fault, hold, cutAt, noRange := f.Fault, f.Hold, f.Cut, f.NoRange
 	f.mu.Unlock()
-	if f.Fault != nil && f.Fault(f, w, r) {
+	if fault != nil && fault(f, w, r) {
 		return
 	}
 	u := url.URL{Scheme: "http", Host: f.back, Path: r.URL.Path, RawQuery: r.URL.RawQuery}
@@ -90,7 +98,7 @@ func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	req.Header = r.Header.Clone()
 	req.Header.Del("Authorization")
-	if f.NoRange {
+	if noRange {
 		req.Header.Del("Range")
 	}
 	resp, err := http.DefaultTransport.RoundTrip(req)
@@ -101,21 +109,21 @@ func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	for k, v := range resp.Header {
 		w.Header()[k] = v
 	}
-	if f.NoRange {
+	if noRange {
 		w.Header().Del("Accept-Ranges")
 	}
 	w.WriteHeader(resp.StatusCode)
 	var body io.Reader = resp.Body
 	cut := int64(-1)
-	if f.Cut != nil {
-		cut = f.Cut(r)
+	if cutAt != nil {
+		cut = cutAt(r)
 	}
 	if cut >= 0 {
 		body = io.LimitReader(body, cut)
 	}
 	var n int64
-	if f.Hold != nil {
-		if at, held := f.Hold(r); at >= 0 {
+	if hold != nil {
+		if at, held := hold(r); at >= 0 {
 			n, _ = io.CopyN(w, body, at)
 			w.(http.Flusher).Flush()
 			held()

@@ -2,6 +2,7 @@ package main
 
 import (
 	"log/slog"
+	"runtime"
 	"runtime/debug"
 	"sync/atomic"
 	"time"
@@ -50,6 +51,7 @@ func (i *idle) turn() {
 		i.timer.Reset(quiet)
 		return
 	}
+	runtime.GC() // what pools hold is let go only by the second collection
 	debug.FreeOSMemory()
 	if err := i.text.Release(); err != nil {
 		i.log.Debug("giving code pages back", "error", err)

@@ -10,6 +10,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -71,8 +72,12 @@ func TestTerminal(t *testing.T) {
 		if got := <-sizes; got != "40x120" {
 			t.Errorf("the first size is %s", got)
 		}
-		if lflag(t, slave) {
-			t.Error("the terminal is not raw")
+		// The size and the mode are set side by side; the mode has to be there before anybody can type.
+		for end := time.Now().Add(10 * time.Second); lflag(t, slave); time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Error("the terminal is not raw")
+				break
+			}
 		}
 		resize(t, master, 50, 100)
 		// The kernel tells the terminal's foreground processes; this test has none, so it says so itself.

@@ -3,6 +3,7 @@
 package agent
 
 import (
+	"runtime"
 	"runtime/debug"
 	"sync"
 	"time"
@@ -126,6 +127,7 @@ func (a *Agent) whenQuiet() {
 		a.cells.drain()
 		a.roots.drain()
 	}
+	runtime.GC() // what pools hold is let go only by the second collection
 	debug.FreeOSMemory()
 	if text, err := textpages.Find(); err == nil {
 		err = text.Release()

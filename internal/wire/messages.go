@@ -187,7 +187,6 @@ type HelloReply struct {
 	Kernel        string // uname -r
 	Arch          string // GOARCH
 	CgroupVersion int    // 2, or 1 for hybrid and v1 hosts, as `docker info` tells it
-	OverlayIndex  bool   // reserved
 	Bridge        Bridge // the default bridge
 	NCPU          int
 	MemTotal      int64 // bytes
@@ -204,7 +203,6 @@ func (m *HelloReply) Fields(c *Coder) {
 	c.Str(&m.Kernel)
 	c.Str(&m.Arch)
 	c.Int(&m.CgroupVersion)
-	c.Bool(&m.OverlayIndex)
 	m.Bridge.fields(c)
 	c.Int(&m.NCPU)
 	c.I64(&m.MemTotal)

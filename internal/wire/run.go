@@ -112,7 +112,8 @@ func (m *Run) Fields(c *Coder) {
 
 // RunReply tells that the command runs. On the host descriptors come with it, for the daemon to hold so that they
 // outlive the agent: 0 the pidfd; with a TTY 1 the terminal's master; else 1 stdout's read end, 2 stderr's read end
-// and, with OpenStdin, 3 stdin's write end.
+// and, with OpenStdin but not StdinOnce, 3 stdin's write end: held by the daemon, the stdin of a StdinOnce container
+// would never end.
 type RunReply struct {
 	PID       int   // the main process in the agent's PID namespace
 	StartedAt int64 // Unix ns

@@ -56,6 +56,8 @@ type cells struct {
 
 	making chan struct{} // full while as many are being made at once as pays
 
+	fills sync.WaitGroup // refills under way
+
 	mu    sync.Mutex // guards what is below
 	count uint64
 	pools map[cellKind]*pool
@@ -109,7 +111,7 @@ func (s *cells) refill() {
 	for k, p := range s.pools {
 		if !p.filling && len(p.ready) < poolSize {
 			p.filling = true
-			go s.fill(k, p)
+			s.fills.Go(func() { s.fill(k, p) })
 		}
 	}
 }

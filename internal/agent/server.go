@@ -233,6 +233,7 @@ func (a *Agent) shutdown() {
 // table. The next agent makes them anew.
 func (a *Agent) leaveNothing() {
 	a.cells.drain()
+	a.cells.fills.Wait() // a cell that was being made is taken apart by its maker
 	a.endSandboxes()
 	if err := a.cgroups.Remove(); err != nil {
 		a.logf("%v", err)
